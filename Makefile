@@ -13,6 +13,7 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 PIP := --progress-bar off --quiet --no-compile
 PARALLEL := -q -n auto --dist worksteal --durations=30 --durations-min=1
 MODEL ?=
+MACHINE ?=
 ARGS ?=
 # What two targets print beside each other comes whole; make of macOS cannot.
 SYNC := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
@@ -24,7 +25,7 @@ BENCH ?= $(shell grep -rl --include='*.py' '^if __name__ ==' benchmarks | grep -
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup fmt lint type protos lock protos-check test test-browser test-node test-cluster test-prometheus sim serve bench guard flakes mutants wheel images compose-test doctor ci clean
+.PHONY: help setup fmt lint type protos lock protos-check test test-browser test-node test-cluster test-prometheus test-arm sim serve bench guard flakes mutants wheel images compose-test doctor ci clean
 
 help:  ## show this
 	@sed -n 's/^\([a-z-]*\):.*##/  \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -86,16 +87,19 @@ test-prometheus: setup  ## every query of dashboards and alerts, asked of a real
 test-cluster: setup  ## the ledger in a cluster of stores and under Sentinels, real processes; ARGS='-m stores' for all of it
 	$(BIN)/python -m pytest tests/stores -m 'stores and not slow' $(ARGS)
 
+test-arm: setup  ## the CPU kernels for ARM, cross-compiled and run by qemu
+	$(BIN)/python -m pytest tests/arm -m arm $(ARGS)
+
 sim: setup  ## the other half of the whole-system simulation's seeds, under another hash seed
 	PYTHONHASHSEED=1 $(BIN)/python -m pytest tests/sim $(PARALLEL) $(ARGS)
 
 serve: setup  ## serve the shipped model, or MODEL=folder-or-hub-id, with ARGS='--workers 2'
 	$(BIN)/kaiten serve $(MODEL) $(ARGS)
 
-wheel: setup  ## dist/*.whl with the CPU kernels of every x86-64 inside: needs no compiler where it is installed
-	$(BIN)/python -m tools.prebuilt
+wheel: setup  ## dist/*.whl with the CPU kernels of every x86-64 inside: needs no compiler where it is installed; MACHINE=aarch64 CXX=aarch64-linux-gnu-g++: for ARM
+	$(BIN)/python -m tools.prebuilt $(if $(MACHINE),--machine $(MACHINE) --compiler $(CXX))
 	rm -rf build
-	$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+	$(if $(MACHINE),_PYTHON_HOST_PLATFORM=linux-$(MACHINE)) $(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 
 images: setup  ## build the container images with docker or podman, look into them, say how large they are; deploy/README.md
 	$(BIN)/python -m tools.containers.images $(ARGS)
@@ -120,7 +124,7 @@ mutants: setup  ## which tests catch which mistakes, each made in a copy of the 
 
 # Each of these takes one processor or less; the tests take all there are.
 ci: setup  ## what CI runs
-	$(MAKE) -j2 $(SYNC) type lint protos-check test-browser test-node test-cluster test-prometheus
+	$(MAKE) -j2 $(SYNC) type lint protos-check test-browser test-node test-cluster test-prometheus test-arm
 	$(MAKE) test sim guard
 
 clean:  ## remove what can be made again, except the store and the models

@@ -94,10 +94,23 @@ class WorkerSettings(PartSettings):
     threads: int | None = Field(
         default=None, ge=1, le=1024, description="compute threads; default: one per core"
     )
-    native: Literal["auto", "on", "off", "avx512-bf16", "avx512", "avx2", "generic"] = Field(
+    native: Literal[
+        "auto",
+        "on",
+        "off",
+        "timed",
+        "avx512-bf16",
+        "avx512-amx",
+        "avx512",
+        "avx2",
+        "generic",
+        "neon-bf16",
+        "neon",
+    ] = Field(
         default="auto",
-        description="the compiled CPU kernels; on: refuse to start without them; or those for these"
-        " instructions in place of the best that the processor has",
+        description="the compiled CPU kernels; on: refuse to start without them; timed: the fastest"
+        " here, of those too that nobody has measured; or those for these instructions in place of"
+        " the best that the processor has",
     )
     kernel_variants: tuple[str, ...] = Field(
         default=(),

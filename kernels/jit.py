@@ -83,11 +83,21 @@ def is_compilers(error: BaseException) -> bool:
 
     By where it was raised: what its compiler's passes and its tools say are exceptions of any kind.
     """
+    return any(module.partition(".")[0] == "triton" for module in _raised_in(error))
+
+
+def is_of_a_program(error: BaseException) -> bool:
+    """Whether it was raised while a program was started."""
+    return "subprocess" in _raised_in(error)
+
+
+def _raised_in(error: BaseException) -> set[str]:
+    """The names of all modules that it passed through."""
     trace, modules = error.__traceback__, set[str]()
     while trace is not None:
         modules.add(str(trace.tb_frame.f_globals.get("__name__")))
         trace = trace.tb_next
-    return any(module.partition(".")[0] == "triton" for module in modules)
+    return modules
 
 
 def watch_compiles(note: Callable[[str], None]) -> None:

@@ -4,20 +4,27 @@ Nothing happens at import. A worker calls `build()` once at its start; until the
 fails, launchers take their torch path and `reason()` says why.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import torch
 from torch import Tensor
 
+from kernels import probe
 from kernels.cpp import build as binaries
 from kernels.cpp.library import Library
+
+TIMED: Final = "timed"
+_THE_BEST: Final = "the best that this processor has"
 
 
 @dataclass(slots=True)
 class _State:
     library: Library | None = None
     reason: str = "not built: native.build() has not been called"
+    why: str = ""
 
 
 _state = _State()
@@ -33,6 +40,12 @@ def reason() -> str:
     return _state.reason
 
 
+def explanation() -> str:
+    """One line for people: why these instructions, and what they take here. Empty without any."""
+    library = _state.library
+    return "" if library is None else f"{_state.why}; {probe.told(library)}"
+
+
 def promise() -> str:
     """One line for people: whether a text that is computed again, after a death, is the same."""
     if available():
@@ -46,27 +59,61 @@ def promise() -> str:
 
 def disable(why: str) -> None:
     """Take the torch path from now on; `build()` may be called again later."""
-    _state.library, _state.reason = None, why
+    _state.library, _state.reason, _state.why = None, why, ""
 
 
 def build(cache_dir: Path | None = None, *, variant: str | None = None) -> bool:
     """Load the compiled path, compiling it first if nobody has yet (about ten seconds).
 
     Processes that start together wait for one build. `variant` names one of those that the
-    processor has (cpp/build.py), None: the best, or what is loaded. False, with `reason()`, when it
-    cannot be had.
+    processor has (cpp/build.py), None: the best, or what is loaded. Where nobody has measured which
+    is the best, it is timed; `TIMED`: with those that are off. False, with `reason()`, when none
+    can be had.
     """
     library = _state.library
     if library is not None and variant in (None, library.instructions()):
         return True
     try:
-        library, origin = _load(binaries.variant_named(variant), cache_dir)
-        _check(library)
+        found = _found(variant, cache_dir)
     except (OSError, RuntimeError, ValueError) as error:
         disable(f"torch path: {_first_line(error)}")
         return False
-    _state.library, _state.reason = library, f"{origin} for {library.instructions()}"
+    _state.library, _state.why = found.library, found.why
+    _state.reason = f"{found.origin} for {found.library.instructions()}"
     return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    library: Library
+    origin: str  # prebuilt, or compiled here
+    why: str
+
+
+def _found(name: str | None, cache_dir: Path | None) -> _Found:
+    if name in (None, TIMED):
+        return _best(binaries.rivals(with_off=name == TIMED), cache_dir)
+    library, origin = _tried(binaries.variant_named(name), cache_dir)
+    return _Found(library, origin, "asked for")
+
+
+def _best(rivals: Sequence[binaries.Variant], cache_dir: Path | None) -> _Found:
+    """Of several that may be the best the one that is faster here; one that fails is no rival."""
+    found, problems = {}, []
+    for variant in rivals:
+        try:
+            found[variant.name] = _tried(variant, cache_dir)
+        except (OSError, RuntimeError) as error:
+            problems.append(error)
+    if not found:
+        raise problems[0]
+    if len(rivals) == 1:
+        why = "no AVX2, so torch multiplies" if rivals[0].name == "generic" else _THE_BEST
+        return _Found(*found[rivals[0].name], why)
+    times_s = {
+        name: probe.linear_s(library, torch.bfloat16) for name, (library, _) in found.items()
+    }
+    return _Found(*found[probe.chosen(times_s)], probe.compared(times_s))
 
 
 def library_for(x: Tensor) -> Library | None:
@@ -83,6 +130,12 @@ def compiled() -> Library:
     """The compiled kernels; only after `path_for` said "native"."""
     assert _state.library is not None, "native path chosen while it is not available"
     return _state.library
+
+
+def _tried(variant: binaries.Variant, cache_dir: Path | None) -> tuple[Library, str]:
+    library, origin = _load(variant, cache_dir)
+    _check(library)
+    return library, origin
 
 
 def _load(variant: binaries.Variant, cache_dir: Path | None) -> tuple[Library, str]:

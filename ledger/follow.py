@@ -217,7 +217,8 @@ def _dispatch(record: JournalRecord, pending_of: Mapping[int, tuple[Pending, ...
         for sequence_id, position, token_id, logprobs in tokens_of(record):
             for pending in pending_of.get(sequence_id, ()):
                 pending.take_token(position, token_id, logprobs)
-                pending.owner.mark(pending)
+                if len(pending.token_ids) >= pending.least or pending.has_hole:
+                    pending.owner.mark(pending)
     else:
         _dispatch_plain(record, pending_of)
     for ended in record.finished:
@@ -242,5 +243,7 @@ def _dispatch_plain(record: JournalRecord, pending_of: Mapping[int, tuple[Pendin
                 pending.token_ids.append(token_id)
             else:
                 pending.take_token(position, token_id, None)
-            if not pending.is_ready:
+            if pending.is_ready:
+                continue
+            if len(pending.token_ids) >= pending.least or pending.has_hole:
                 pending.owner.mark(pending)

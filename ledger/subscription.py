@@ -37,6 +37,7 @@ class Pending:
         "has_hole",
         "is_ready",
         "late",
+        "least",
         "logprobs",
         "next",
         "owner",
@@ -52,6 +53,8 @@ class Pending:
         self.logprobs: list[TokenLogprobs] = []
         self.finished: SequenceFinished | None = None
         self.is_ready = False
+        # Fewer tokens than this are not worth a look, unless they are the last or one is missing.
+        self.least = 1
         # Tokens are missing at `next`; what arrives above it is left to the history.
         self.has_hole = False
         # While history is being read: what arrives meanwhile.
@@ -124,6 +127,8 @@ class Subscription:
         self.pending = [Pending(self, s, positions.get(s, UNKNOWN)) for s in sequence_ids]
         self._open = len(self.pending)
         self._ready: deque[Pending] = deque()
+        # Tokens to wait for, once there has been an update.
+        self._least = 1
         # Asked for again and again it would cost a system call each time.
         self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] | None = None
@@ -152,6 +157,12 @@ class Subscription:
         """The next look at this subscription raises."""
         self._error = error
         self._wake()
+
+    def pile_up(self, tokens: int) -> None:
+        """After its next update, so many tokens of a sequence are awaited, or its end: a look costs
+        as much for one as for many.
+        """
+        self._least = tokens
 
     def mark(self, pending: Pending) -> None:
         """Something new is in `pending`."""
@@ -192,6 +203,7 @@ class Subscription:
         self._ready.popleft()
         pending.is_ready = False
         update = pending.drain()
+        pending.least = self._least
         if update is not None and update.finished is not None:
             self._open -= 1
             self._follower.forget_sequence(pending)

@@ -1,11 +1,18 @@
 """The compiled kernels of every variant, into the package: `make wheel` ships them.
 
+    python -m tools.prebuilt
+    python -m tools.prebuilt --machine aarch64 --compiler aarch64-linux-gnu-g++
+
 With the C++ library inside, so that a machine's own may be older. Of the C library they need what
 this machine's compiler takes from it (glibc 2.34 on Debian 12); on an older one they do not load,
 and a worker compiles for itself. Those that this processor can run are tried.
 """
 
+import argparse
+import platform
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 from kernels import native
@@ -15,14 +22,28 @@ from kernels.cpp import build
 STANDALONE: Final = ("-static-libstdc++", "-Wl,--exclude-libs,ALL", "-Wl,--gc-sections", "-s")
 
 
-def main() -> None:
+def write(folder: Path, machine: str, compiler: str) -> list[tuple[build.Variant, Path]]:
+    """The library of each variant of a machine, by a compiler for it. RuntimeError: it failed."""
+    made = []
+    for variant in build.every(machine):
+        library = folder / build.prebuilt(variant).name
+        build.compile_to(library, variant, compiler, *STANDALONE)
+        made.append((variant, library))
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    here = platform.machine()
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--machine", default=here, help="x86_64 or aarch64; default: this one's")
+    parser.add_argument("--compiler", default=None, help="a C++ compiler for that machine")
+    asked = parser.parse_args(argv)
     build.PREBUILT.mkdir(exist_ok=True)
     for stale in build.PREBUILT.iterdir():
         stale.unlink()
-    runnable = {variant.name for variant in build.variants()}
-    for variant in build.every():
-        library = build.prebuilt(variant)
-        build.compile_to(library, variant, build.find_compiler(), *STANDALONE)
+    compiler = asked.compiler or build.find_compiler()
+    runnable = {v.name for v in build.variants()} if asked.machine == here else set()
+    for variant, library in write(build.PREBUILT, asked.machine, compiler):
         if variant.name in runnable and not native.build(variant=variant.name):
             sys.exit(native.reason())
         tried = native.reason() if variant.name in runnable else "not tried: not this processor's"

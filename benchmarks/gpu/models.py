@@ -91,13 +91,19 @@ def shapes(bench: Bench) -> tuple[Shape, ...]:
     return (TINY, TINY_QWEN3) if bench.is_tiny else (LLAMA_8B, QWEN3_06B)
 
 
-def random_weights(shape: Shape, bench: Bench) -> Weights:
-    """Small enough that activations stay finite through all layers."""
-    generator = torch.Generator(bench.device).manual_seed(0)
+def random_weights(
+    shape: Shape, bench: Bench, *, deviation: float = 0.02, drawn_on: torch.device | None = None
+) -> Weights:
+    """By default so small that activations stay finite through all layers.
+
+    `drawn_on` a device of one kind they are the same numbers everywhere.
+    """
+    drawn_on = drawn_on or bench.device
+    generator = torch.Generator(drawn_on).manual_seed(0)
 
     def noise(*size: int) -> Tensor:
-        made = torch.randn(size, generator=generator, device=bench.device, dtype=bench.dtype)
-        return made.mul_(0.02)
+        made = torch.randn(size, generator=generator, device=drawn_on, dtype=bench.dtype)
+        return made.mul_(deviation).to(bench.device)
 
     def ones(size: int) -> Tensor:
         return torch.ones(size, device=bench.device, dtype=bench.dtype)

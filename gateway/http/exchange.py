@@ -59,6 +59,9 @@ class Exchange:
         """A header's value, or nothing."""
         return header(self.scope, name)
 
+    def accepted(self) -> None:
+        """What was asked is in the ledger; what is left is to tell what becomes of it."""
+
     async def send_json(
         self, status: int, reply: Struct, headers: Mapping[str, str] | None = None
     ) -> None:

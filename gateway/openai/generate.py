@@ -29,6 +29,7 @@ async def generate(api: Api, exchange: Exchange, body: GenerationBody) -> None:
             following = api.front.following(generation, keep_running=ask.keep_running)
             stack.enter_context(following)
             generations.append(generation)
+        exchange.accepted()
         head = head_of(form.id_prefix + generations[0].accepted.request_id, api.front.card.name)
         echoes = [body.echoed(ask.prompt, api.front.card.pieces) for ask in asks]
         options = body.stream_options or StreamOptions()

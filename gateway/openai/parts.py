@@ -143,6 +143,8 @@ class Parts:
     async def collect(self, *, is_strict: bool = True) -> list[Part]:
         """Each choice as one part. `is_strict`: an end that is an error is raised at once."""
         found: list[list[Part]] = [[] for _ in range(self._count)]
+        for generation in self._generations:
+            generation.pile_up()
         async with aclosing(self.batches()) as batches:
             async for parts in batches:
                 for part in parts:

@@ -30,6 +30,9 @@ STOP = FinishReason.FINISH_REASON_STOP
 LENGTH = FinishReason.FINISH_REASON_LENGTH
 # With 20 log-probabilities a token takes 200 bytes; gRPC clients refuse messages above 4 MiB.
 DELTA_TOKENS_MAX: Final = 8192
+# Of a choice of which nobody sees anything before its end. Their log-probabilities are still told
+# in a few milliseconds.
+PILED_UP_TOKENS: Final = 64
 
 
 class Accepted(NamedTuple):
@@ -248,6 +251,13 @@ class Generation:
     @property
     def is_parsed(self) -> bool:
         return isinstance(self.choices[0].text, ParsedText)
+
+    def pile_up(self) -> None:
+        """Nobody sees anything before the end: after a first event, tokens come by the dozen. What
+        may end by its own words is looked at as it comes all the same.
+        """
+        if not self.render.stop and not self.is_parsed:
+            self._subscription.pile_up(PILED_UP_TOKENS)
 
     def __aiter__(self) -> Self:
         return self

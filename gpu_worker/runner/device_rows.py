@@ -24,7 +24,7 @@ from gpu_worker.batch.step_types import (
 )
 from gpu_worker.runner.staging import ALIGN_BYTES, Staging, packed_bytes
 from kernels.rows.edit_rows import BITS, RECENT, RuleState
-from kernels.rows.step_rows import Asked, RowState, RowStep
+from kernels.rows.step_rows import Asked, RowState
 from kernels.sampling.sample import SamplingTensors
 
 # Block table entries sent at once: a plan can bring many long rows.
@@ -63,12 +63,16 @@ class RowSamples:
 class DeviceRows:
     def __init__(self, limits: RowLimits, staging: Staging, device: torch.device) -> None:
         slots = limits.slots
-        self._ints = torch.zeros((len(INT_COLUMNS), slots), dtype=torch.int64, device=device)
-        self._floats = torch.zeros((len(FLOAT_COLUMNS), slots), device=device)
+        # The last column is nobody's.
+        self._width = -(-(slots + 1) // _ALIGN_ROWS) * _ALIGN_ROWS
+        self._ints = torch.zeros((len(INT_COLUMNS), self._width), dtype=torch.int64, device=device)
+        # No context is as long, so nobody samples.
+        self._ints[INT_COLUMNS.index("num_tokens"), -1] = _NO_TOKEN
+        self._floats = torch.zeros((len(FLOAT_COLUMNS), self._width), device=device)
         tables = limits.groups, slots, limits.table_width
         blocks = torch.zeros(tables, dtype=torch.int32, device=device)
         stops = torch.full((slots, STOP_TOKENS_MAX), _NO_TOKEN, dtype=torch.int32, device=device)
-        columns = dict(zip(INT_COLUMNS, self._ints, strict=True))
+        columns = dict(zip(INT_COLUMNS, self._ints[:, :slots], strict=True))
         self.state = RowState(
             **{name: columns[name] for name in _STATE_COLUMNS}, blocks=blocks, stops=stops
         )
@@ -77,7 +81,7 @@ class DeviceRows:
 
     def _no_rules(self, limits: RowLimits, columns: dict[str, Tensor]) -> RuleState:
         slots, device = limits.slots, self._ints.device
-        floats = dict(zip(FLOAT_COLUMNS, self._floats, strict=True))
+        floats = dict(zip(FLOAT_COLUMNS, self._floats[:, :slots], strict=True))
 
         def table(*width: int) -> Tensor:
             return torch.zeros((slots, *width), dtype=torch.int32, device=device)
@@ -158,13 +162,14 @@ class DeviceRows:
         """[layer groups, R, width of a table] int32."""
         return self.state.blocks.index_select(1, asked.slots.clamp_min(0))
 
-    def samples(self, asked: Asked, step: RowStep) -> RowSamples:
-        """What each row that samples in this step wants of it."""
-        slots = asked.slots.clamp_min(0)
+    def samples(self, asked: Asked, contexts: Tensor) -> RowSamples:
+        """What each row that samples in this step wants of it; `contexts` as of its `RowStep`."""
+        # Padding is the last column, which is nobody's.
+        slots = asked.slots.remainder(self._width)
         ints = dict(zip(INT_COLUMNS, _gathered(self._ints, slots), strict=True))
         floats = dict(zip(FLOAT_COLUMNS, _gathered(self._floats, slots), strict=True))
         # Rows that have ended have a context of 0, and those in mid-prompt know more tokens.
-        is_sampled = step.context_lengths == ints["num_tokens"]
+        is_sampled = contexts == ints["num_tokens"]
         return RowSamples(
             slots=torch.where(is_sampled, slots, _NOBODY),
             params=SamplingTensors(

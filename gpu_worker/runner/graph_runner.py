@@ -3,8 +3,8 @@
 A step is launched with what the host knows of it and no more than a few kilobytes sent, mostly
 none; the device works out positions and places from its rows, applies their rules, samples, and
 moves its rows on, so the next step can be launched at once. Only the sampled tokens come back,
-beside the computing. Steps are recorded by size (`step_graphs`), and then two launches each: the
-forward pass and the sampling, between which the masks of rows with grammars come from the host.
+beside the computing. Steps are recorded by size (`step_graphs`), and then one launch each; where
+rows have grammars two, between which their masks come from the host.
 """
 
 from collections.abc import Callable, Sequence
@@ -75,6 +75,7 @@ class GraphRunner:
         self.rows = DeviceRows(limits, self._staging, device)
         # Of every step, recorded or not. Raw: as the model made them, where anybody asks.
         self._logits, self._raw = torch.zeros((2, slots, vocab), device=device)
+        self._contexts = torch.zeros(slots, dtype=torch.int32, device=device)
         self._sampling = SamplingBuffers.of(slots, vocab, device)
         self._logprobs = LogprobBuffers.of(slots, vocab, min(K_MAX, vocab), device)
         self._order = torch.arange(slots + 1, device=device)
@@ -117,8 +118,8 @@ class GraphRunner:
                 if step.sampling.masks is not None:
                     # Masks may take more uploads than what was sent before them lasts for.
                     asked = replace(asked, slots=asked.slots.clone(), starts=asked.starts.clone())
-                forwarded = self._forward(asked, _bounds(step), step)
-                sample_all = partial(self._sample, asked, forwarded, step)
+                row_step, states = self._forward(asked, _bounds(step), step)
+                sample_all = partial(self._sample, asked, _Odd(step, row_step, states))
             if step.sampling.masks is not None:
                 masks = step.sampling.masks()
                 self.rows.mask(step.slots[step.sampled_rows[masks.rows]], masks.bits)
@@ -127,43 +128,43 @@ class GraphRunner:
             fetched = computed[:wanted] + computed[_OF_SAMPLES:]
             return StepFlight(step, self._results.fetch(fetched, begun), is_graph=is_graph)
 
-    def _forward(self, asked: Asked, bounds: Bounds, odd: StepInputs | None = None) -> "_Forwarded":
-        """The logits of a step's rows, into the buffer of all steps.
+    def _forward(
+        self, asked: Asked, bounds: Bounds, odd: StepInputs | None = None
+    ) -> tuple[RowStep, States]:
+        """The logits and contexts of a step's rows, into the buffers of all steps.
 
         As in `_sample`, the same launches whatever rows want, so that they can be recorded. What is
         `odd` in a step (`_is_odd`) is computed besides, and is not.
         """
         rows = asked.slots.numel()
-        step = step_rows(self.rows.state, asked, self.limits.block_size)
+        contexts = self._contexts[:rows]
+        step = step_rows(self.rows.state, asked, self.limits.block_size, contexts)
         has_prompt = odd is not None and odd.prompt_logprobs is not None
         # In the last layer too, tokens go on that have logits which anybody wants.
         is_narrowed = not has_prompt and bounds.row_max > 1
         states = self._decoder.forward(self._tensors(asked, step, bounds, is_narrowed=is_narrowed))
         last_tokens = self._order[:rows] if is_narrowed else step.last_tokens
         self._decoder.logits(states, last_tokens, self._logits[:rows])
-        return _Forwarded(step, states if has_prompt else None)
+        return step, states
 
-    def _sample(
-        self, asked: Asked, forwarded: "_Forwarded", odd: StepInputs | None = None
-    ) -> list[Tensor]:
+    def _sample(self, asked: Asked, odd: "_Odd | None" = None) -> list[Tensor]:
         """What became of each row, log-probabilities of samples, and of prompts."""
-        rows, step = asked.slots.numel(), forwarded.step
+        rows = asked.slots.numel()
         logits, raw = self._logits[:rows], self._raw[:rows]
-        wanted = self.rows.samples(asked, step)
+        wanted = self.rows.samples(asked, self._contexts[:rows])
         edit_rows(logits, raw, self.rows.state, self.rows.rules, wanted.slots)
         token_ids, is_ok = sample(logits, wanted.params, self._sampling)
         told = self._likeliest(raw, token_ids, wanted.logprobs, odd)
-        prompt = None if odd is None else odd.prompt_logprobs
-        if odd is not None and prompt is not None and forwarded.states is not None:
-            ends = odd.query_starts[1:].astype(np.int64)
-            told += self._rank_prompt(prompt, ends, forwarded.states, step)
+        if odd is not None and (prompt := odd.inputs.prompt_logprobs) is not None:
+            ends = odd.inputs.query_starts[1:].astype(np.int64)
+            told += self._rank_prompt(prompt, ends, odd.states, odd.step)
         return [advance_rows(self.rows.state, self.rows.rules, asked, token_ids, is_ok), *told]
 
     def _likeliest(
-        self, raw: Tensor, token_ids: Tensor, wanted: Tensor, odd: StepInputs | None
+        self, raw: Tensor, token_ids: Tensor, wanted: Tensor, odd: "_Odd | None"
     ) -> list[Tensor]:
         """Of all rows: logprob, ids and log-probabilities of the likeliest."""
-        most = 0 if odd is None else int(odd.sampling.logprobs.max(initial=0))
+        most = 0 if odd is None else int(odd.inputs.sampling.logprobs.max(initial=0))
         if most > K_MAX:
             return list(rank_samples(raw, token_ids, self._order[: len(raw)], most))
         k = self._logprobs.top_ids.size(1)
@@ -207,12 +208,13 @@ class GraphRunner:
         )
 
 
-class _Forwarded(NamedTuple):
-    """Between the forward pass and the sampling, beside the logits."""
+class _Odd(NamedTuple):
+    """A step that is launched one by one, between its forward pass and its sampling."""
 
+    inputs: StepInputs
     step: RowStep
     # Of all tokens, where log-probabilities of prompts are wanted.
-    states: States | None
+    states: States
 
 
 class StepFlight:

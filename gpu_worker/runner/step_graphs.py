@@ -1,17 +1,22 @@
-"""Steps recorded once per size, and then launched in two calls: forward pass, then sampling.
+"""Steps recorded once per size, and then launched in one call: forward pass and sampling.
 
 decode    every row computes and samples one token: recorded by rows
 mixed     any other step: recorded by tokens, of as many rows as there are slots
 
 A step runs in the least recorded one that holds it; rows and tokens beyond are padding, which
 computes nothing that is kept, writes nothing and counts for nothing. What a recorded step reads
-lies in buffers that stay: the rows themselves, which of them are asked for, and their tokens. What
-comes between the two calls reaches the sampling and not the forward pass, which is under way.
+lies in buffers that stay: the rows themselves, which of them are asked for, and their tokens.
+
+Where the sampling waits for the host, the step is told that it samples nobody, and a second call
+samples: that of its number of rows, which reads what every step leaves in the same place. So a
+forward pass is recorded once, and a sampling, which is a few launches, once more for each number
+of rows (docs/adr/0014).
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 import numpy as np
 import structlog
@@ -25,8 +30,6 @@ from gpu_worker.runner.staging import Staging
 from kernels.rows.step_rows import Asked
 
 log = structlog.get_logger()
-
-ForwardedT = TypeVar("ForwardedT")
 
 # (from this many on, sizes are multiples of this): padding costs little where a step reads weights
 # and contexts anyway, and each size takes a fraction of a second to record.
@@ -73,17 +76,35 @@ def decode_buckets(rows: Sequence[int]) -> list[Bucket]:
     return [Bucket(size, size, is_decode=True) for size in rows]
 
 
-class StepGraphs(Generic[ForwardedT]):
-    """`forward` launches a step up to its logits; `sample`, given what that returned, launches the
-    rest, and returns what is read of the step.
+class _Recorded:
+    """What is launched in one call, and what it computes, until the next launch."""
+
+    def __init__(self, compute: Callable[[], list[Tensor]], streams: DeviceStreams) -> None:
+        """Raises NotRecorded."""
+        self._compute = compute
+        self._computed: list[Tensor] = []
+        self._launch = streams.record(self._keep_computed)
+
+    def __call__(self) -> list[Tensor]:
+        self._launch()
+        return self._computed
+
+    def _keep_computed(self) -> None:
+        self._computed = self._compute()
+
+
+class StepGraphs:
+    """`forward` launches a step up to its logits; `sample` the rest, and returns what is read.
+
+    What goes from the one to the other lies in buffers that stay.
     """
 
     def __init__(
         self,
         buckets: Sequence[Bucket],
         limits: RowLimits,
-        forward: Callable[[Asked, Bounds], ForwardedT],
-        sample: Callable[[Asked, ForwardedT], list[Tensor]],
+        forward: Callable[[Asked, Bounds], object],
+        sample: Callable[[Asked], list[Tensor]],
         streams: DeviceStreams,
         staging: Staging,
     ) -> None:
@@ -94,21 +115,19 @@ class StepGraphs(Generic[ForwardedT]):
         self._sample = sample
         self._streams = streams
         self._staging = staging
-        # Slots, starts and token ids of a mixed step, one after the other, where kernels need not
-        # be compiled anew for them.
-        self._starts_at = slots + slots % 2
-        self._tokens_at = self._starts_at + slots + 2 - slots % 2
+        # Slots, those of them that sample, starts and token ids of a mixed step, side by side where
+        # kernels need not be compiled anew for them.
+        self._starts_at = 2 * _even(slots)
+        self._tokens_at = self._starts_at + _even(slots + 1)
         most = max((bucket.tokens for bucket in self._buckets), default=0)
         self._asked_for = torch.zeros(self._tokens_at + most, dtype=torch.int64, device=device)
-        # Of a decode step: one token of each row, and none that the device has not.
-        self._slots = torch.full((slots,), _PADDING, dtype=torch.int64, device=device)
+        # Of a decode step likewise: one token of each row, and none that the device has not.
+        self._slots = torch.full((2 * _even(slots),), _PADDING, dtype=torch.int64, device=device)
         self._order = torch.arange(slots + 1, device=device)
         self._no_tokens = torch.zeros(slots, dtype=torch.int64, device=device)
-        self._sent: tuple[int, IntArray] = (0, np.zeros(0, np.int64))
-        # Of each size: its two parts, and what they computed.
-        self._graphs: dict[Bucket, tuple[Callable[[], None], Callable[[], None]]] = {}
-        self._forwarded: dict[Bucket, ForwardedT] = {}
-        self._computed: dict[Bucket, list[Tensor]] = {}
+        self._sent: tuple[int, bool, IntArray] = (0, False, np.zeros(0, np.int64))
+        self._steps: dict[Bucket, _Recorded] = {}
+        self._samplings: dict[Bucket, _Recorded] = {}
 
     def record(self, on_recorded: Callable[[int, int], None]) -> None:
         """Record every size, the largest first, so that the smaller ones find their memory taken.
@@ -119,9 +138,7 @@ class StepGraphs(Generic[ForwardedT]):
         self._asked_for[: self._starts_at].fill_(_PADDING)
         for done, bucket in enumerate(reversed(self._buckets), start=1):
             try:
-                forward = self._streams.record(partial(self._keep_forwarded, bucket))
-                sample = self._streams.record(partial(self._keep_computed, bucket))
-                self._graphs[bucket] = forward, sample
+                self._record(bucket)
             except NotRecorded as error:
                 log.warning(
                     "worker.unrecorded",
@@ -133,44 +150,51 @@ class StepGraphs(Generic[ForwardedT]):
                 return
             on_recorded(done, len(self._buckets))
 
+    def _record(self, bucket: Bucket) -> None:
+        self._steps[bucket] = _Recorded(partial(self._compute, bucket), self._streams)
+        alike = _sampling_of(bucket)
+        if self._limits.reads_grammars and alike not in self._samplings:
+            sample = partial(self._sample, self._asked(bucket))
+            self._samplings[alike] = _Recorded(sample, self._streams)
+
     def launch(self, step: StepInputs) -> Callable[[], list[Tensor]] | None:
-        """The forward pass; what is returned launches the sampling, and returns what was computed,
-        until the next launch. None: no recorded step holds this one.
+        """What is returned launches the step, and returns what was computed, until the next launch.
+
+        Where masks are to come in between the forward pass is launched at once, and that samples.
+        None: no recorded step holds this one.
         """
         if (bucket := self._bucket_for(step)) is None:
             return None
+        is_apart = step.sampling.masks is not None
         if bucket.is_decode:
-            self._send_slots(step.slots, bucket.rows)
+            self._send_slots(step.slots, bucket.rows, is_apart=is_apart)
         else:
-            self._send(step)
-        forward, sample = self._graphs[bucket]
-        forward()
-
-        def sampled() -> list[Tensor]:
-            sample()
-            return self._computed[bucket]
-
-        return sampled
+            self._send(step, is_apart=is_apart)
+        if not is_apart:
+            return self._steps[bucket]
+        self._steps[bucket]()
+        return self._samplings[_sampling_of(bucket)]
 
     def _bucket_for(self, step: StepInputs) -> Bucket | None:
         decodes = len(step.sampled_rows) == step.token_count == step.row_count
+        is_apart = step.sampling.masks is not None
         fits = (
             each
             for each in self._buckets
-            if each in self._graphs
+            if each in self._steps
+            and (not is_apart or _sampling_of(each) in self._samplings)
             and each.is_decode == decodes
             and each.rows >= step.row_count
             and each.tokens >= step.token_count
         )
         return next(fits, None)
 
-    def _keep_forwarded(self, bucket: Bucket) -> None:
+    def _compute(self, bucket: Bucket) -> list[Tensor]:
         row_max = 1 if bucket.is_decode else bucket.tokens
-        bounds = Bounds(row_max=row_max, context_max=self._limits.context_tokens)
-        self._forwarded[bucket] = self._forward(self._asked(bucket), bounds)
-
-    def _keep_computed(self, bucket: Bucket) -> None:
-        self._computed[bucket] = self._sample(self._asked(bucket), self._forwarded[bucket])
+        asked = self._asked(bucket)
+        self._forward(asked, Bounds(row_max=row_max, context_max=self._limits.context_tokens))
+        samples = (self._slots if bucket.is_decode else self._asked_for)[_even(bucket.rows) :]
+        return self._sample(replace(asked, slots=samples[: bucket.rows]))
 
     def _asked(self, bucket: Bucket) -> Asked:
         rows, tokens, is_decode = bucket
@@ -185,22 +209,37 @@ class StepGraphs(Generic[ForwardedT]):
             slots=self._asked_for[:rows], starts=starts[: rows + 1], token_ids=given[:tokens]
         )
 
-    def _send(self, step: StepInputs) -> None:
+    def _send(self, step: StepInputs, *, is_apart: bool) -> None:
         """Of a mixed step."""
         tokens = step.token_count
         given = np.full(self._tokens_at + tokens, tokens, np.int64)
-        given[: self._starts_at] = _PADDING
-        given[: step.row_count] = step.slots
+        given[: self._starts_at] = _twice(step.slots, self._limits.slots, is_apart=is_apart)
         given[self._starts_at :][: step.row_count + 1] = step.query_starts
         given[self._tokens_at :] = step.token_ids
         self._staging.send(given, self._asked_for[: len(given)])
 
-    def _send_slots(self, slots: IntArray, rows: int) -> None:
+    def _send_slots(self, slots: IntArray, rows: int, *, is_apart: bool) -> None:
         """Of a decode step; the same as before need not be sent again."""
-        sent_rows, sent = self._sent
-        if rows == sent_rows and np.array_equal(slots, sent):
+        *alike, sent = self._sent
+        if alike == [rows, is_apart] and np.array_equal(slots, sent):
             return
-        padded = np.full(rows, _PADDING, np.int64)
-        padded[: len(slots)] = slots
-        self._staging.send(padded, self._slots[:rows])
-        self._sent = (rows, slots)
+        given = _twice(slots, rows, is_apart=is_apart)
+        self._staging.send(given, self._slots[: len(given)])
+        self._sent = (rows, is_apart, slots)
+
+
+def _twice(slots: IntArray, rows: int, *, is_apart: bool) -> IntArray:
+    """The slots of so many rows, and those of them that sample, with padding."""
+    given = np.full((2, _even(rows)), _PADDING, np.int64)
+    given[0 if is_apart else slice(None), : len(slots)] = slots
+    return given.ravel()
+
+
+def _even(count: int) -> int:
+    """So that what comes next begins where Triton need not compile anew for it."""
+    return count + count % 2
+
+
+def _sampling_of(bucket: Bucket) -> Bucket:
+    """Steps of as many rows sample alike."""
+    return bucket if bucket.is_decode else bucket._replace(tokens=bucket.rows)

@@ -288,7 +288,8 @@ def measure_step(
         block_bytes=block_bytes(config, settings.block_size, kv_dtype),
         context_tokens=context,
     )
-    limits = row_limits(settings, config, one_block)
+    # At most: whether rows have grammars is known later.
+    limits = row_limits(settings, config, one_block, reads_grammars=True)
     before = torch.cuda.memory_allocated(device)
     pages = allocate_pages(config, one_block, kv_dtype, device)
     compile_ahead(config, weights, pages, limits, kv_scales, device)

@@ -57,10 +57,16 @@ def _sentence_of(error: Exception, phase: str) -> str | None:
 
 def _of_compiler(error: Exception, phase: str) -> str:
     reason = " ".join(f"{type(error).__name__}: {error}".split())[:_REASON_MAX]
+    if isinstance(error, OSError) and jit.is_of_a_program(error):
+        return (
+            f"Triton cannot run its assembler (phase {phase}: {reason}); let programs be run from "
+            "the folder in which it is installed (mounted without noexec), or let "
+            "TRITON_PTXAS_PATH name a ptxas that this user can run"
+        )
     if isinstance(error, OSError):
         return (
             f"Triton cannot keep what it compiles (phase {phase}: {reason}); let TRITON_CACHE_DIR "
-            "be a folder that this user can write"
+            "and TMPDIR be folders with room that this user can write"
         )
     return (
         f"a kernel cannot run on the GPU (phase {phase}: {reason}); kaiten's are tried for "

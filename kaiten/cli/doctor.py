@@ -29,11 +29,12 @@ ROLES: Final = ("client", "gateway", "scheduler", "worker")
 LOOK_S: Final = 20.0
 COMPILE_S: Final = 300.0
 TRY_KERNELS: Final = (
-    "from kernels import native; native.build(); print(native.reason(), native.promise(), sep='; ')"
+    "from kernels import native; native.build();"
+    " print(native.reason(), native.explanation(), native.promise(), sep='\\n')"
 )
 
 # Vector units the fast kernels want, best first, as Linux names them.
-VECTOR_FLAGS: Final = ("amx_bf16", "avx512_bf16", "avx512f", "avx2")
+VECTOR_FLAGS: Final = ("amx_bf16", "avx512_bf16", "avx512f", "avx2", "bf16", "asimd")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,22 +128,22 @@ def check_store(programs: list[store.StoreProgram]) -> Finding:
 
 
 def check_kernels(said: str | None) -> Finding:
-    """`said`: what the worker's kernels say of themselves, and of whether a text that is computed
-    again is the same. None: there is no torch."""
+    """`said`: which path the worker's kernels take, why, and whether a text that is computed again
+    is the same, a line each. None: there is no torch."""
     if said is None:
         return Finding(name="cpu kernels", status="ok", text="not tried: no torch, no worker here")
-    if said.startswith(("prebuilt for", "compiled for")):
-        path, *promise = said.split("; ", 1)
-        is_plain = path.endswith("generic")
-        why = "no AVX2, so torch multiplies" if is_plain else "the best that this processor has"
-        text = "; ".join([f"{path}: {why}", *promise])
+    path, *rest = filter(None, said.splitlines())
+    if path.startswith(("prebuilt for", "compiled for")):
+        text = ": ".join([path, "; ".join(rest)])
         return Finding(name="cpu kernels", status="ok", text=text)
     fix = "apt install g++, or install a wheel that has them built (make wheel)"
-    return Finding(name="cpu kernels", status="warn", text=said, fix=fix)
+    text = "; ".join([path, *rest])
+    return Finding(name="cpu kernels", status="warn", text=text, fix=fix)
 
 
 def kernels() -> str:
-    """Which path a worker takes on the CPU, tried; where none was, compiled: ten seconds, once."""
+    """Which path a worker takes on the CPU, tried and timed; where none was, compiled: ten seconds,
+    once."""
     said, problem = _asked("-c", TRY_KERNELS)
     return f"they cannot be tried: {problem}" if problem else said
 
@@ -304,4 +305,6 @@ def cpu_flags() -> frozenset[str]:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return frozenset()
-    return frozenset(word for line in lines if line.startswith("flags") for word in line.split())
+    # Those of ARM are called features.
+    said = (line for line in lines if line.startswith(("flags", "Features")))
+    return frozenset(word for line in said for word in line.split())

@@ -22,7 +22,7 @@ namespace kaiten {
 namespace {
 
 constexpr int kSplit = 512;                   // positions per split; part of the result's definition
-constexpr int kRows = KAITEN_AVX512 ? 6 : 3;  // query vectors of a tile
+constexpr int kRows = KAITEN_AVX512 || KAITEN_NEON ? 6 : 3;  // query vectors of a tile
 constexpr int kColumns = 4;                   // vectors of a tile: kRows * kColumns sums fill the registers
 constexpr int kTile = kColumns * W;           // positions laid out and scored at a time
 constexpr float kBehind = -1e30f;             // as a score: the weight of it is zero
@@ -65,7 +65,7 @@ struct Product {
 template <bool kPairs>
 inline VF mac(VU a, VF b, VF sum) {
 #if KAITEN_BF16_DOT
-  if constexpr (kPairs) return (VF)_mm512_dpbf16_ps((__m512)sum, (__m512bh)b, (__m512bh)a);
+  if constexpr (kPairs) return dot_pairs(sum, b, (VF)a);
 #endif
   return fma((VF)a, b, sum);
 }
@@ -337,7 +337,7 @@ class Pass {
 
   static VF take(const T* from, int left) {
 #if KAITEN_BF16_DOT
-    if constexpr (kPairs) return (VF)_mm512_maskz_loadu_epi16(left < kLanes ? (1u << left) - 1 : ~0u, from);
+    if constexpr (kPairs) return load_some_pairs(from, left);
 #endif
     return load(from, left);
   }
@@ -384,9 +384,9 @@ class Pass {
     }
 #if KAITEN_BF16_DOT
     if constexpr (kPairs) {
-      const __m512bh pairs = _mm512_cvtne2ps_pbh((__m512)p[1], (__m512)p[0]);
+      const VF pairs = pairs_of(p[0], p[1]);
       std::memcpy(scores + j / 2, &pairs, sizeof pairs);
-      total = (VF)_mm512_dpbf16_ps((__m512)total, pairs, (__m512bh)splat(0x3F803F80u));  // times one
+      total = dot_pairs(total, pairs, pairs_of_ones());
       return;
     }
 #endif
@@ -404,7 +404,7 @@ class Pass {
   // A single tile of queries takes values as they lie. Laid out first each was written and read once more, which took a
   // sixth of decode attention at 16 rows x 1024 and at 64 x 150 (2026-11-25, Zen 3, bfloat16, one thread). With AVX-512 it
   // was not timed, and pairs are laid out in any case.
-  bool mixes_as_they_lie(Lay lay) const { return !KAITEN_AVX512 && !lay.is_kept && a_.head_dim % W == 0; }
+  bool mixes_as_they_lie(Lay lay) const { return !KAITEN_AVX512 && !kPairs && !lay.is_kept && a_.head_dim % W == 0; }
 
   // Keys that follow are fetched half beside keys, half beside values, so that memory is as busy with either.
   static bool fetched_by_mixing(int position) { return position & W; }

@@ -3,6 +3,7 @@
 A variant is a set of instructions, compiled with fixed flags: never for "this machine", so that a
 binary can be carried to another. The best one that the processor has is taken: prebuilt, if the
 package holds it (`make wheel`), else compiled once per machine by whatever C++ compiler there is.
+Of those of ARM nobody knows which is the best: they are timed (native.build).
 
 The name of a binary holds a hash of all it is made of, sources, flags and compiler: one that was
 made of anything else is not found.
@@ -48,24 +49,44 @@ class Variant:
     name: str
     flags: tuple[str, ...]
     needs: frozenset[str]  # as Linux names them
+    # Nobody has measured whether it is better than those after it.
+    is_timed: bool = False
+    # Nor whether it is good at all: not taken unless asked for.
+    is_off: bool = False
 
 
 # What Linux says of x86-64-v3 and -v4 (psABI) beyond what every such processor has.
 _V3: Final = frozenset(["avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"])
 _V4: Final = _V3 | frozenset(["avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"])
+_V4_BF16: Final = _V4 | {"avx512_bf16"}
+_BF16_FLAGS: Final = ("-march=x86-64-v4", "-mavx512bf16")
 _GENERIC: Final = Variant("generic", (), frozenset())
 # The best first.
 X86: Final = (
-    Variant("avx512-bf16", ("-march=x86-64-v4", "-mavx512bf16"), _V4 | {"avx512_bf16"}),
+    Variant("avx512-bf16", _BF16_FLAGS, _V4_BF16),
+    Variant(
+        "avx512-amx",
+        (*_BF16_FLAGS, "-mamx-tile", "-mamx-bf16"),
+        _V4_BF16 | {"amx_tile", "amx_bf16"},
+        is_off=True,
+    ),
     Variant("avx512", ("-march=x86-64-v4",), _V4),
     Variant("avx2", ("-march=x86-64-v3",), _V3),
     _GENERIC,
 )
 
 
-def every() -> tuple[Variant, ...]:
-    """Those of this architecture, the best first."""
-    return X86 if platform.machine() == "x86_64" else (_GENERIC,)
+# Every 64-bit ARM has NEON.
+ARM: Final = (
+    Variant("neon-bf16", ("-march=armv8.2-a+bf16",), frozenset(["asimd", "bf16"]), is_timed=True),
+    Variant("neon", ("-march=armv8-a",), frozenset()),
+)
+_OF_MACHINE: Final = {"x86_64": X86, "aarch64": ARM, "arm64": ARM}
+
+
+def every(machine: str | None = None) -> tuple[Variant, ...]:
+    """Those of an architecture (`platform.machine()`), or of this machine's; the best first."""
+    return _OF_MACHINE.get(machine or platform.machine(), (_GENERIC,))
 
 
 @cache
@@ -75,11 +96,17 @@ def variants() -> tuple[Variant, ...]:
     return tuple(variant for variant in every() if variant.needs <= flags)
 
 
-def variant_named(name: str | None) -> Variant:
-    """None: the best. ValueError if this processor cannot run it."""
+def rivals(*, with_off: bool = False) -> tuple[Variant, ...]:
+    """The best one that this processor can run, and all that may be as good."""
+    found = [variant for variant in variants() if not variant.is_off]
+    best = next((i for i, variant in enumerate(found, 1) if not variant.is_timed), len(found))
+    off = [variant for variant in variants() if variant.is_off and with_off]
+    return (*found[:best], *off)
+
+
+def variant_named(name: str) -> Variant:
+    """ValueError if this processor cannot run it."""
     found = {variant.name: variant for variant in variants()}
-    if name is None:
-        return variants()[0]
     if name not in found:
         raise ValueError(f"this processor has no {name}; it has {', '.join(found)}")
     return found[name]
@@ -156,12 +183,13 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
 def _digest(variant: Variant, compiler: str = "") -> str:
     made_of = hashlib.sha256("\0".join((*_FLAGS, *variant.flags, compiler)).encode())
     for path in _source_files(".cpp", ".h"):
-        made_of.update(f"\0{path.name}\0".encode() + path.read_bytes())
+        name = path.relative_to(SOURCES).as_posix()
+        made_of.update(f"\0{name}\0".encode() + path.read_bytes())
     return made_of.hexdigest()[:16]
 
 
 def _source_files(*suffixes: str) -> list[Path]:
-    return sorted(path for path in SOURCES.iterdir() if path.suffix in suffixes)
+    return sorted(path for path in SOURCES.rglob("*") if path.suffix in suffixes)
 
 
 @contextmanager
@@ -178,4 +206,6 @@ def _cpu_flags() -> frozenset[str]:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return frozenset()
-    return frozenset(word for line in lines if line.startswith("flags") for word in line.split())
+    # Those of ARM are called features.
+    said = (line for line in lines if line.startswith(("flags", "Features")))
+    return frozenset(word for line in said for word in line.split())

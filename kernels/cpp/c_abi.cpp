@@ -53,6 +53,8 @@ void check_layers(const Layers& a, const LayerStep& s) {
 KAITEN_DOOR const char* kaiten_refusal() { return refusal.c_str(); }
 
 KAITEN_DOOR const char* kaiten_instructions() {
+  if (KAITEN_NEON) return KAITEN_BF16_DOT ? "neon-bf16" : "neon";
+  if (KAITEN_AMX) return "avx512-amx";
   if (KAITEN_BF16_DOT) return "avx512-bf16";
   if (KAITEN_AVX512) return "avx512";
 #if defined(__AVX2__)

@@ -13,23 +13,22 @@ constexpr int kGroup = 32;  // inputs that share a scale
 constexpr int kCodeBits = 4, kCodeMask = 15;
 static_assert(kStride * kCodeBits == 16, "a round takes one lane");
 
-// 32 inputs of a panel, in lines of the cache; without padding, as the zeros of three columns take half a byte each.
+constexpr int kZerosPerLane = 16 / kCodeBits, kZeroVectors = (kColumns + kZerosPerLane - 1) / kZerosPerLane;
+
+// 32 inputs of a panel, in lines of the cache; without padding, as the zeros of a panel take half a byte each.
 template <int kPer>
 struct alignas(kLine) Group {
   uint16_t codes[kGroup / kPer / kStride][kPanel * kPer];
   bf16 scales[kPanel];
-  uint16_t zeros[W];  // of output c * W + n: from bit 4 c of zeros[n] on
+  uint16_t zeros[kZeroVectors][W];  // of output c * W + n: from bit 4 (c % 4) of zeros[c / 4][n] on
 };
-static_assert(sizeof(Group<1>) == sizeof(Group<2>) && sizeof(Group<1>) == kPanel * (kGroup / 2 + 2) + 2 * W);
+static_assert(sizeof(Group<1>) == sizeof(Group<2>) &&
+              sizeof(Group<1>) == kPanel * (kGroup / 2 + 2) + 2 * W * kZeroVectors);
 
 inline VU load_lanes(const uint16_t* p) {
-#if KAITEN_FMA && !KAITEN_AVX512  // as in widen
-  return (VU)_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-#else
   VH h;
   std::memcpy(&h, p, sizeof h);
-  return __builtin_convertvector(h, VU);
-#endif
+  return widen_lanes(h);
 }
 
 inline VF code_of(VU lanes, int i) {
@@ -54,30 +53,31 @@ struct BringingInt4 {
       at += k > 0;
       enter();
     }
-    for (int c = 0; c < kColumns * kPer; ++c) lanes[c] = load_lanes(at->codes[step / kStride] + c * W);
+    KAITEN_UNROLL_WIDE for (int c = 0; c < kColumns * kPer; ++c) lanes[c] = load_lanes(at->codes[step / kStride] + c * W);
   }
 
   inline void step(VF (&w)[kColumns], int i) {
-    for (int c = 0; c < kColumns; ++c) w[c] = brought(c, i);
+    KAITEN_UNROLL_WIDE for (int c = 0; c < kColumns; ++c) w[c] = brought(c, i);
   }
 
  private:
   inline VF brought(int c, int i) const {
     VF weights[kPer];
-    for (int p = 0; p < kPer; ++p) {
+    KAITEN_UNROLL_WIDE for (int p = 0; p < kPer; ++p) {
       const int lane = c * kPer + p;
       weights[p] = fma(code_of(lanes[lane], i), scales[lane], offsets[lane]);
     }
 #if KAITEN_BF16_DOT
-    if constexpr (kPer == 2) return (VF)_mm512_cvtne2ps_pbh((__m512)weights[1], (__m512)weights[0]);
+    if constexpr (kPer == 2) return pairs_of(weights[0], weights[1]);
 #endif
     return weights[0];
   }
 
   inline void enter() {
-    const VU zeros = load_lanes(at->zeros);
-    for (int c = 0; c < kColumns; ++c) {
-      const VF scale = load(at->scales + c * W), zero = code_of(zeros, c);
+    VU zeros[kZeroVectors];
+    KAITEN_UNROLL_WIDE for (int v = 0; v < kZeroVectors; ++v) zeros[v] = load_lanes(at->zeros[v]);
+    KAITEN_UNROLL_WIDE for (int c = 0; c < kColumns; ++c) {
+      const VF scale = load(at->scales + c * W), zero = code_of(zeros[c / kZerosPerLane], c % kZerosPerLane);
       const VF offset = VF{} - zero * scale;
       if constexpr (kPer == 2) {
         scales[2 * c] = zip_low(scale, scale), scales[2 * c + 1] = zip_high(scale, scale);
@@ -109,7 +109,7 @@ struct Int4 {
       KAITEN_UNROLL for (int i = 0; i < kStride; ++i) {
         VF w[kColumns];
         source.step(w, i);
-        for (int c = 0; c < kColumns; ++c) room[(k + i) * kColumns + c] = w[c];
+        KAITEN_UNROLL_WIDE for (int c = 0; c < kColumns; ++c) room[(k + i) * kColumns + c] = w[c];
       }
     }
   }
@@ -130,7 +130,8 @@ void pack_groups(const PackInt4& a, int64_t panel) {
     const uint8_t* codes = a.codes + output * a.in / 2;
     for (int64_t g = 0; g < groups; ++g) {
       to[g].scales[n] = a.scales[output * groups + g];
-      to[g].zeros[n % W] |= a.zeros[output * groups + g] << n / W * kCodeBits;
+      const int64_t column = n / W;
+      to[g].zeros[column / kZerosPerLane][n % W] |= a.zeros[output * groups + g] << column % kZerosPerLane * kCodeBits;
       for (int i = 0; i < kGroup; ++i) {
         const int64_t k = g * kGroup + i, step = i / kPer;
         const int code = codes[k / 2] >> k % 2 * kCodeBits & kCodeMask;

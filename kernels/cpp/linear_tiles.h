@@ -17,8 +17,9 @@
 
 namespace kaiten {
 
-constexpr int kColumns = 3;            // vectors of a panel
-// Rows of a tile: kRows * kColumns sums, the weights and x fill the registers, of which AVX2 has half as many.
+// Vectors of a panel: as many numbers with NEON as with AVX2.
+constexpr int kColumns = KAITEN_NEON ? 6 : 3;
+// Rows of a tile: kRows * kColumns sums, the weights and x fill the registers, of which AVX2 has half as many as others.
 constexpr int kRows = KAITEN_AVX512 ? 8 : 4;
 constexpr int kPanel = kColumns * W;
 constexpr int kStride = 4;             // steps between two rounds of fetching ahead
@@ -39,21 +40,20 @@ inline int64_t panels_of(int64_t out) { return (out + kPanel - 1) / kPanel; }
 // The sums of a step: of a float32 each, or of a pair of bfloat16, the first of it first.
 template <int R>
 inline void add_step(const VF (&w)[kColumns], const float* x, int64_t x_stride, VF (&sums)[R][kColumns]) {
-  for (int r = 0; r < R; ++r) {
+  KAITEN_UNROLL_WIDE for (int r = 0; r < R; ++r) {
     const VF of_row = splat(x[r * x_stride]);
-    for (int c = 0; c < kColumns; ++c) sums[r][c] = fma(of_row, w[c], sums[r][c]);
+    KAITEN_UNROLL_WIDE for (int c = 0; c < kColumns; ++c) sums[r][c] = fma(of_row, w[c], sums[r][c]);
   }
 }
 
 #if KAITEN_BF16_DOT
 template <int R>
 inline void add_step(const VF (&w)[kColumns], const bf16* x, int64_t x_stride, VF (&sums)[R][kColumns]) {
-  for (int r = 0; r < R; ++r) {
+  KAITEN_UNROLL_WIDE for (int r = 0; r < R; ++r) {
     uint32_t pair;
     std::memcpy(&pair, x + r * x_stride, sizeof pair);
     const VU of_row = splat(pair);
-    for (int c = 0; c < kColumns; ++c)
-      sums[r][c] = (VF)_mm512_dpbf16_ps((__m512)sums[r][c], (__m512bh)of_row, (__m512bh)w[c]);
+    KAITEN_UNROLL_WIDE for (int c = 0; c < kColumns; ++c) sums[r][c] = dot_pairs(sums[r][c], (VF)of_row, w[c]);
   }
 }
 #endif
@@ -80,7 +80,7 @@ struct Ready {
   const VF* at;
 
   inline void step(VF (&w)[kColumns]) {
-    for (int c = 0; c < kColumns; ++c) w[c] = at[c];
+    KAITEN_UNROLL_WIDE for (int c = 0; c < kColumns; ++c) w[c] = at[c];
     at += kColumns;
   }
 };
@@ -107,21 +107,9 @@ inline VF brought_over(const bf16* weights) { return load(weights); }
 template <class X>
 inline VF brought_over(const int8_t* codes) {
 #if KAITEN_BF16_DOT
-  if constexpr (sizeof(X) == 2) {
-    const VF low = brought_over<float>(codes), high = brought_over<float>(codes + W);
-    return (VF)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
-  }
+  if constexpr (sizeof(X) == 2) return pairs_of(load_codes(codes), load_codes(codes + W));
 #endif
-#if KAITEN_AVX512
-  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes));
-  return (VF)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
-#elif KAITEN_FMA
-  const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes));
-  return (VF)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
-#else
-  (void)codes;
-  return VF{};
-#endif
+  return load_codes(codes);
 }
 
 // A panel's weights in another type.
@@ -132,7 +120,7 @@ struct Bringing {
   VF* kept;
 
   inline void step(VF (&w)[kColumns]) {
-    for (int c = 0; c < kColumns; ++c) {
+    KAITEN_UNROLL_WIDE for (int c = 0; c < kColumns; ++c) {
       w[c] = brought_over<Factor<T>>(at + c * W * kPerStep<T>);
       if constexpr (kKeeps) kept[c] = w[c];
     }
@@ -208,12 +196,12 @@ inline Panel<T> panel_of(const Linear& a, int64_t panel) {
 
 template <class T, int R, bool kWhole>
 inline void write(const Panel<T>& p, const VF (&sums)[R][kColumns], T* out) {
-  for (int c = 0; c < kColumns; ++c) {
+  KAITEN_UNROLL_WIDE for (int c = 0; c < kColumns; ++c) {
     const int n = kWhole ? W : std::clamp(p.width - c * W, 0, W);
     if (n == 0) return;
     const VF bias = p.bias ? load(p.bias + c * W, n) : VF{};
     const VF scale = p.scales ? load(p.scales + c * W, n) : splat(1.0f);
-    for (int r = 0; r < R; ++r) {
+    KAITEN_UNROLL_WIDE for (int r = 0; r < R; ++r) {
       T* to = out + r * p.out_stride + c * W;
       if constexpr (kWhole)
         store(to, sums[r][c] * scale + bias);

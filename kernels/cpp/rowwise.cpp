@@ -68,7 +68,7 @@ void norm_row(const Norm& a, int64_t row) {
 // e^x up to 88, as exactly as a result in T can show.
 template <class T>
 VF exponential(VF x) {
-#if KAITEN_AVX512
+#if KAITEN_EXP2_COARSE
   if constexpr (sizeof(T) == 2) return vexp2_coarse(x * 1.44269504f);
 #endif
   return vexp(x);

@@ -14,32 +14,6 @@ constexpr int kBlock = 4 * W;        // tokens whose noise one vector of Philox 
 constexpr int kBuckets = 1024;       // of the mass histogram, kBucketsPerNat to a factor e
 constexpr float kBucketsPerNat = 32.0f;
 
-struct Halves {
-  VU low, high;
-};
-
-// The two halves of the 64-bit products of lanes with one constant.
-inline Halves multiply(VU a, uint32_t b) {
-#if KAITEN_AVX512
-  const __m512i m = _mm512_set1_epi32(static_cast<int>(b)), x = (__m512i)a;
-  const __m512i even = _mm512_mul_epu32(x, m), odd = _mm512_mul_epu32(_mm512_srli_epi64(x, 32), m);
-  return {(VU)_mm512_mask_blend_epi32(0xAAAA, even, _mm512_slli_epi64(odd, 32)),
-          (VU)_mm512_mask_blend_epi32(0xAAAA, _mm512_srli_epi64(even, 32), odd)};
-#elif defined(__AVX2__)
-  const __m256i m = _mm256_set1_epi32(static_cast<int>(b)), x = (__m256i)a;
-  const __m256i even = _mm256_mul_epu32(x, m), odd = _mm256_mul_epu32(_mm256_srli_epi64(x, 32), m);
-  return {(VU)_mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xAA),
-          (VU)_mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xAA)};
-#else
-  Halves product;
-  for (int i = 0; i < W; ++i) {
-    const uint64_t wide = uint64_t(a[i]) * b;
-    product.low[i] = uint32_t(wide), product.high[i] = uint32_t(wide >> 32);
-  }
-  return product;
-#endif
-}
-
 struct Stream {
   uint64_t seed, choice, position;
 };
@@ -49,7 +23,7 @@ inline void philox(const Stream& s, uint32_t quad, VU* bits) {
   VU a = splat(quad) + (VU)lane_ids(), b = splat(uint32_t(s.position)), c = splat(uint32_t(s.choice)), d = {};
   uint32_t key0 = uint32_t(s.seed), key1 = uint32_t(s.seed >> 32);
   for (int round = 0; round < 10; ++round) {
-    const Halves first = multiply(a, 0xD2511F53u), second = multiply(c, 0xCD9E8D57u);
+    const Halves first = multiply_wide(a, 0xD2511F53u), second = multiply_wide(c, 0xCD9E8D57u);
     a = second.high ^ b ^ key0;
     b = second.low;
     c = first.high ^ d ^ key1;
@@ -69,19 +43,6 @@ inline VF gumbel(VU bits) {
   const VF divisor = w == 1.0f ? splat(1.0f) : w - 1.0f;
   const VF log1p = w == 1.0f ? -u : vlog(w) * (-u / divisor);
   return -vlog(-log1p);
-}
-
-// Of a comparison's lanes.
-inline bool any(VI lanes) {
-#if KAITEN_AVX512
-  return _mm512_test_epi32_mask((__m512i)lanes, (__m512i)lanes) != 0;
-#elif defined(__AVX2__)
-  return _mm256_movemask_epi8((__m256i)lanes) != 0;
-#else
-  for (int i = 0; i < W; ++i)
-    if (lanes[i]) return true;
-  return false;
-#endif
 }
 
 struct Row {

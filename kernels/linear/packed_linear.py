@@ -4,7 +4,7 @@ shapes   x       [rows, in_features]             float32 | bfloat16, contiguous
          weight  [out_features, in_features]     same dtype
          bias    [out_features] or None          same dtype
 returns  [rows, out_features], same dtype, accumulated in float32
-paths    native   cpp/linear.cpp, where AVX2 with FMA or more is compiled in; bfloat16 in
+paths    native   cpp/linear.cpp, where AVX2 with FMA, more, or NEON is compiled in; bfloat16 in
                   products of pairs where the processor has them, else widened on the way
          packed   oneDNN's own layout, through torch's private operators
          torch    F.linear
@@ -24,6 +24,7 @@ measured 2026-11-20, 768 -> 3072, 2 threads, GF/s packed / F.linear at 1, 16, 64
          81, 86; packed in float32 at 16, 64: 36, 58
 """
 
+import platform
 from collections.abc import Callable
 from functools import partial
 from typing import Final, Literal, cast
@@ -31,7 +32,7 @@ from typing import Final, Literal, cast
 import torch
 from torch import Tensor
 
-from kernels import native
+from kernels import native, probe
 from kernels.checks import require, require_float, require_ids
 from kernels.linear import linear_int4, linear_int8, weight_memory
 from kernels.linear.fixed_rows import ROWS, by_fixed_rows
@@ -92,8 +93,21 @@ def _paths_for(weight: Tensor) -> list[str]:
 
 def is_fast(dtype: torch.dtype) -> bool:
     """Whether a CPU multiplies in this dtype by more than F.linear, which is tens of times slower
-    in bfloat16 where the processor has no AVX-512."""
-    return _paths_for(torch.empty(2, 2, dtype=dtype))[0] != "torch"
+    in bfloat16 where the processor has no AVX-512.
+
+    On x86 oneDNN packs what the processor has products of; what it does elsewhere is timed.
+    """
+    path = _paths_for(torch.empty(2, 2, dtype=dtype))[0]
+    if path != "packed" or platform.machine() == "x86_64":
+        return path != "torch"
+    return not probe.is_emulated(_packed_s(dtype), _packed_s(torch.float32))
+
+
+def _packed_s(dtype: torch.dtype) -> float:
+    """Best seconds of the probe's linear by oneDNN."""
+    multiply, _, _ = _packed(torch.full((probe.WIDTH, probe.WIDTH), 0.01, dtype=dtype), None)
+    x = torch.ones(probe.ROWS, probe.WIDTH, dtype=dtype)
+    return probe.best_s(lambda: multiply(x))
 
 
 _Multiply = Callable[[Tensor], Tensor]

@@ -96,7 +96,9 @@ def live_counts(state: RowState, asked: Asked) -> tuple[Tensor, Tensor]:
     return slots, torch.where(is_live, asked.starts.diff(), 0)
 
 
-def step_rows_reference(state: RowState, asked: Asked, block_size: int) -> RowStep:
+def step_rows_reference(
+    state: RowState, asked: Asked, block_size: int, contexts: Tensor | None = None
+) -> RowStep:
     """The definition of correct."""
     rows, tokens = asked.slots.numel(), asked.token_ids.numel()
     slots, counts = live_counts(state, asked)
@@ -112,12 +114,13 @@ def step_rows_reference(state: RowState, asked: Asked, block_size: int) -> RowSt
     given = asked.token_ids[(asked.starts[row] + index).clamp_max(max(tokens - 1, 0))]
     ids = torch.where(position == state.num_tokens[slot] - 1, state.last_token[slot], given)
     block = state.blocks[:, slot, position // block_size].long()
+    context_lengths = torch.where(counts > 0, done + counts, 0).int()
     return RowStep(
         token_ids=torch.where(is_there, ids, 0),
         positions=position,
         slot_mapping=torch.where(is_there, block * block_size + position % block_size, -1),
         query_starts=torch.cat((ends.new_zeros(1), ends)).int(),
-        context_lengths=torch.where(counts > 0, done + counts, 0).int(),
+        context_lengths=context_lengths if contexts is None else contexts.copy_(context_lengths),
         last_tokens=(ends - 1).clamp_min(0),
     )
 
@@ -183,7 +186,9 @@ _ROWS_TILE = 256
 _TOKENS_TILE = 128
 
 
-def _step_rows_triton(state: RowState, asked: Asked, block_size: int) -> RowStep:
+def _step_rows_triton(
+    state: RowState, asked: Asked, block_size: int, contexts: Tensor | None
+) -> RowStep:
     rows, tokens = asked.slots.numel(), asked.token_ids.numel()
     groups = state.blocks.size(0)
 
@@ -199,7 +204,7 @@ def _step_rows_triton(state: RowState, asked: Asked, block_size: int) -> RowStep
             :, :tokens
         ],
         query_starts=empty(rows + 1, torch.int32),
-        context_lengths=empty(rows, torch.int32),
+        context_lengths=empty(rows, torch.int32) if contexts is None else contexts,
         last_tokens=empty(rows, torch.int64),
     )
     _step_rows_kernel[(rows + 1,)](
@@ -220,8 +225,15 @@ _PATHS = {
 }
 
 
-def step_rows(state: RowState, asked: Asked, block_size: int) -> RowStep:
-    """Of the rows asked for, what those that live compute. At least one row."""
+def step_rows(
+    state: RowState, asked: Asked, block_size: int, contexts: Tensor | None = None
+) -> RowStep:
+    """Of the rows asked for, what those that live compute. At least one row.
+
+    `contexts`: where the context lengths are to lie, [R] int32.
+    """
     require(asked.slots.numel() >= 1, "slots", "must have a row")
     require(block_size >= 1, "block_size", "must be at least 1")
-    return _PATHS[dispatch.path_for(asked.slots)](state, asked, block_size)
+    if contexts is not None:
+        require_ids(contexts, "contexts", dtype=torch.int32, shape=(asked.slots.numel(),))
+    return _PATHS[dispatch.path_for(asked.slots)](state, asked, block_size, contexts)

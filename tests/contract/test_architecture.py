@@ -64,6 +64,7 @@ ROOMS = {
         ("norms_rope",),
         ("dispatch",),
         ("jit", "native"),
+        ("probe",),
         ("cpp",),
         ("checks", "variants"),
     ],

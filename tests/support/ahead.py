@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from gpu_worker.batch.plan_validation import RowLimits
 from gpu_worker.batch.plans import Plan, RowSampling, StepOutcome, StepResult
@@ -22,7 +23,7 @@ from gpu_worker.model.config import read_config
 from gpu_worker.model.decoder import Decoder
 from gpu_worker.model.kv_scales import read_scales
 from gpu_worker.model.weights import Weights, load_weights
-from gpu_worker.runner.device_streams import CpuStreams, DeviceStreams
+from gpu_worker.runner.device_streams import CpuStreams, DeviceStreams, NotRecorded
 from gpu_worker.runner.eager_runner import EagerRunner
 from gpu_worker.runner.graph_runner import GraphRunner
 from gpu_worker.runner.kv_cache import PoolSize, allocate_pages, block_bytes
@@ -39,6 +40,33 @@ class Played:
     plan: Plan
     results: list[StepResult]
     is_cut: bool
+
+
+class Counting(CpuStreams):
+    """Counts what is launched, and refuses to record more than it is told."""
+
+    def __init__(self, *, recorded_max: int = 1 << 30) -> None:
+        super().__init__()
+        self.launches = self.uploads = self.recorded = 0
+        self._recorded_max = recorded_max
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        if self.recorded == self._recorded_max:
+            raise NotRecorded("operation not permitted when stream is capturing")
+        self.recorded += 1
+
+        def launch() -> None:
+            self.launches += 1
+            # The device's, not the host's.
+            with _disable_current_modes():
+                run()
+
+        return launch
+
+    def mark(self) -> Callable[[], None]:
+        # Of each upload.
+        self.uploads += 1
+        return super().mark()
 
 
 class Model:

@@ -42,6 +42,9 @@ LOOK_S: Final = 1.0
 HOLD_MS: Final = 5_000
 # How often it is tried to keep an output for which its tenant has no room.
 ROOM_S: Final = 10.0
+# The next line begins when this one is in the ledger, or the ledger takes longer than that. All at
+# once they would have a third of a second of the loop before whoever is live.
+OPENING_S: Final = 0.02
 # Others may have come and workers left since the lines were fed.
 WINDOWS: Final = 8
 # Answers read at once.
@@ -210,9 +213,11 @@ class BatchRun:
             async with asyncio.TaskGroup() as running:
                 async for number, line in self._good_lines(batch, done):
                     await self._window.room()
-                    running.create_task(self._run(batch, number, line))
-                    # It takes its place now.
-                    await asyncio.sleep(0)
+                    is_open = asyncio.Event()
+                    running.create_task(self._run(batch, number, line, is_open))
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(OPENING_S):
+                            await is_open.wait()
         except ExceptionGroup as group:
             raise group.exceptions[0] from None
 
@@ -238,18 +243,23 @@ class BatchRun:
             if number not in done:
                 yield number, line
 
-    async def _run(self, batch: StoredBatch, number: int, line: Line) -> None:
+    async def _run(
+        self, batch: StoredBatch, number: int, line: Line, is_open: asyncio.Event
+    ) -> None:
         async with self._window.place():
-            await self._answer_line(batch, number, line)
+            await self._answer_line(batch, number, line, is_open)
 
-    async def _answer_line(self, batch: StoredBatch, number: int, line: Line) -> None:
+    async def _answer_line(
+        self, batch: StoredBatch, number: int, line: Line, is_open: asyncio.Event
+    ) -> None:
         endpoint, id = batch.fields["endpoint"], self._request_id(number)
         while True:
             try:
-                response = await answer_of(self._api, self._tenant, id, line, endpoint)
+                response = await answer_of(self._api, self._tenant, id, line, endpoint, is_open.set)
                 break
             except (Overloaded, Unavailable) as error:
                 await asyncio.sleep(retry_after_s(error) or LOOK_S)
+        is_open.set()
         found = LineAnswer(id=f"batch_req_{id}", custom_id=line.custom_id, response=response)
         raw, is_ok = msgspec.json.encode(found), response.status_code < 400
         try:

@@ -1,7 +1,7 @@
 """A line of a batch: a request as it would be posted, and its answer."""
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal
 
 import msgspec
@@ -73,13 +73,17 @@ def line_of(raw: bytes, *, endpoint: str, bytes_max: int) -> Line:
 class LineExchange(Exchange):
     """The exchange of a line: what it is answered is kept, and nobody is there to go away."""
 
-    def __init__(self, tenant: Tenant, request_id: str) -> None:
+    def __init__(self, tenant: Tenant, request_id: str, on_accepted: Callable[[], None]) -> None:
         headers = [(b"idempotency-key", request_id.encode())]
         scope: dict[str, Any] = {"headers": headers, "state": {"tenant": tenant}, "path_params": {}}
         super().__init__(scope, self._keep)
         self.keeps_running = True
         self.status = 0
         self.raw = b""
+        self._on_accepted = on_accepted
+
+    def accepted(self) -> None:
+        self._on_accepted()
 
     async def _keep(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -89,10 +93,15 @@ class LineExchange(Exchange):
 
 
 async def answer_of(
-    api: Api, tenant: Tenant, request_id: str, line: Line, endpoint: str
+    api: Api,
+    tenant: Tenant,
+    request_id: str,
+    line: Line,
+    endpoint: str,
+    on_accepted: Callable[[], None],
 ) -> LineResponse:
     """As the endpoint answers. Overloaded, Unavailable: it may be asked again."""
-    operation, exchange = ENDPOINTS[endpoint], LineExchange(tenant, request_id)
+    operation, exchange = ENDPOINTS[endpoint], LineExchange(tenant, request_id, on_accepted)
     assert operation.body is not None
     try:
         sent = JsonBody(api.config.body_values_max, operation.body.identity)

@@ -79,6 +79,7 @@ async def create_response(api: Api, exchange: Exchange, body: ResponseBody) -> N
         goes_on = bool(body.background) or exchange.keeps_running
         ask = replace(ask, keep_running=goes_on, note=kept)
         generation = await front.generate(ask, tenant)
+    exchange.accepted()
     with front.following(generation, keep_running=ask.keep_running):
         public = ID_PREFIX + generation.accepted.request_id
         if generation.visit is not None and generation.visit.is_repeat and kept:

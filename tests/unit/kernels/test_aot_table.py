@@ -289,6 +289,8 @@ def test_the_table_is_whole() -> None:
     assert {(arch, kernel.removesuffix(" softcap")) for _, kernel, arch in ahead} == {(90, AHEAD)}
     assert len({shape for shape, _, _ in ahead}) == 8
     assert not [key for key, row in table.items() if row.spill_bytes]
+    # Of each it is known of what it was compiled.
+    assert all(row.digest and row.code is not None for row in table.values())
     assert all(row.registers <= 255 for row in table.values())
     assert all(row.shared_bytes <= aot.SHARED_BYTES[row.arch] for row in table.values())
 

@@ -1,14 +1,16 @@
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from kernels import native
+from kernels import native, probe
 from kernels.cpp import build as binaries
 from kernels.cpp.library import Library
 from kernels.norms_rope.rms_norm import rms_norm
@@ -152,19 +154,84 @@ def test_one_that_does_not_load_is_told(prebuilt: Path, tmp_path: Path) -> None:
 
 
 def test_the_best_that_the_processor_has_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    needs = {variant.name: variant.needs for variant in binaries.X86}
     said: dict[str, set[str]] = {
-        "avx512-bf16": {*binaries.X86[0].needs, "sse2"},
-        "avx512": {*binaries.X86[1].needs, "avx512_vnni"},
+        "avx512-bf16": {*needs["avx512-bf16"], "sse2"},
+        "avx512": {*needs["avx512"], "avx512_vnni"},
         # Alder Lake has bf16 of AVX, but nothing of AVX-512.
-        "avx2": {*binaries.X86[2].needs, "avx_vnni", "avx512_bf16"},
+        "avx2": {*needs["avx2"], "avx_vnni", "avx512_bf16"},
         "generic": {"sse2", "avx"},
     }
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     for name, flags in said.items():
         monkeypatch.setattr(binaries, "_cpu_flags", lambda found=flags: frozenset(found))
         assert binaries.variants.__wrapped__()[0].name == name
-    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
     assert [variant.name for variant in binaries.variants.__wrapped__()] == ["generic"]
+
+
+def test_what_is_off_is_tried_only_if_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    needs = {variant.name: variant.needs for variant in binaries.X86}
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(binaries, "variants", binaries.variants.__wrapped__)
+    monkeypatch.setattr(binaries, "_cpu_flags", lambda: needs["avx512-amx"])
+    assert [variant.name for variant in binaries.rivals()] == ["avx512-bf16"]
+    asked = [variant.name for variant in binaries.rivals(with_off=True)]
+    assert asked == ["avx512-bf16", "avx512-amx"]
+    assert binaries.variant_named("avx512-amx").name == "avx512-amx"
+    monkeypatch.setattr(binaries, "_cpu_flags", lambda: needs["avx512-bf16"])
+    assert [variant.name for variant in binaries.rivals(with_off=True)] == ["avx512-bf16"]
+
+
+def test_those_of_arm_are_rivals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux says there what it calls flags elsewhere by another word."""
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(binaries, "variants", binaries.variants.__wrapped__)
+    for features, names in (("fp asimd", ["neon"]), ("fp asimd bf16", ["neon-bf16", "neon"])):
+        said = f"processor\t: 0\nFeatures\t: {features}\n"
+        monkeypatch.setattr(Path, "read_text", lambda path, found=said: found)
+        assert [variant.name for variant in binaries.rivals()] == names
+
+
+@pytest.mark.parametrize(
+    ("times_s", "name"),
+    [
+        ({"first": 1.0, "second": 1.1}, "first"),
+        # Not by so much that it could not be chance.
+        ({"first": 1.0, "second": 0.9}, "first"),
+        ({"first": 1.0, "second": 0.5}, "second"),
+        ({"first": 1.0}, "first"),
+    ],
+)
+def test_a_rival_must_be_clearly_faster(times_s: dict[str, float], name: str) -> None:
+    assert probe.chosen(times_s) == name
+
+
+@pytest.mark.parametrize("asked", [None, native.TIMED])
+@pytest.mark.parametrize("faster", ["first", "second"])
+def test_of_rivals_the_faster_is_loaded(
+    prebuilt: Path, faster: str, asked: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second is one that is off."""
+    best = binaries.variants()[0]
+    names = ("broken", "first", "second")
+    rivals = [replace(best, name=name, is_timed=True) for name in names]
+    rivals[2] = replace(rivals[2], is_off=asked is not None)
+    monkeypatch.setattr(binaries, "variants", lambda: tuple(rivals))
+    for rival in rivals:
+        shutil.copy(prebuilt, binaries.prebuilt(rival))
+    binaries.prebuilt(rivals[0]).write_bytes(b"made for another C library")
+
+    def forced(library: Library, dtype: torch.dtype) -> float:
+        return 0.25 if library.path.name.startswith(faster) else 1.0
+
+    monkeypatch.setattr(probe, "linear_s", forced)
+    assert native.build(variant=asked)
+    assert native.compiled().path.name.startswith(faster)
+    monkeypatch.undo()
+    said = native.explanation()
+    assert "timed here, a linear in bf16: first " in said
+    assert re.search(r"x 1024, takes bf16 [\d.]+ ms, fp32 [\d.]+ ms, attention of 16 rows", said)
 
 
 def test_a_variant_that_is_not_there_is_named() -> None:

@@ -129,6 +129,7 @@ ACTIONS = st.one_of(
     st.tuples(st.just("trim"), st.integers(0, 100)),
     st.tuples(st.just("subscribe"), st.sampled_from(["all", "all, unsaid", "new"])),
     st.tuples(st.just("read"), st.integers(0, 3)),
+    st.tuples(st.just("pile up"), st.integers(0, 3), st.integers(1, 4)),
 )
 
 
@@ -175,7 +176,11 @@ def _interleave(
         elif name == "subscribe":
             readers.append(_subscribed(args[0], journal, follower))
         elif readers:
-            readers[args[0] % len(readers)].read_what_is_there()
+            reader = readers[args[0] % len(readers)]
+            if name == "read":
+                reader.read_what_is_there()
+            else:
+                reader.subscription.pile_up(args[1])
     return readers
 
 
@@ -242,6 +247,29 @@ async def test_updates_coalesce_and_a_stop_string_cuts_what_is_pending() -> None
     last = await anext(subscription)
     assert (last.position, last.token_ids, last.finished) == (6, [5], stopped(1, 7))
     assert [update async for update in subscription] == []
+
+
+async def test_what_piles_up_is_told_when_there_is_enough_or_at_the_end_or_for_a_hole() -> None:
+    journal = MemoryJournal()
+    follower = Follower(journal)
+    follower.start_at(0)
+    reader = Reader(follower, 0, {1: 0}, is_said=True)
+    reader.subscription.pile_up(3)
+    told = []
+    for ending in ([], [], [], [], [], [1]):
+        journal.commit([1], ending)
+        follower.take(journal.records[-1])
+        reader.read_what_is_there()
+        told.append(len(reader.got[1]))
+    assert told == [1, 1, 1, 4, 4, 6]
+    reader = Reader(follower, 6, {2: 0}, is_said=True)
+    reader.subscription.pile_up(3)
+    for seq, lost in ((7, 0), (8, 1)):
+        for _ in range(1 + lost):
+            journal.commit([2], [])
+        follower.take(JournalRecord(seq=seq, **_columns(journal.records[-1])))
+        reader.take(await anext(reader.subscription))
+    assert (journal.reads, reader.got[2]) == (1, journal.outputs[2])
 
 
 async def test_a_closed_subscription_leaves_nothing_and_ends() -> None:

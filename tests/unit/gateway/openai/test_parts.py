@@ -36,6 +36,9 @@ class Told:
     def __init__(self, *events: Event) -> None:
         self._events = [*events]
 
+    def pile_up(self) -> None:
+        """They are all there."""
+
     def __aiter__(self) -> "Told":
         return self
 

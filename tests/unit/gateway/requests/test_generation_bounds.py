@@ -1,4 +1,4 @@
-"""However much piled up for a reader, each of its messages fits what clients accept."""
+"""How much comes at once: a message fits what clients accept, and a whole is not told in crumbs."""
 
 from collections.abc import AsyncIterator
 from typing import Any, cast
@@ -8,6 +8,7 @@ import pytest
 from gateway.grpc.convert import write_event
 from gateway.requests.stream import (
     DELTA_TOKENS_MAX,
+    PILED_UP_TOKENS,
     Accepted,
     Delta,
     Event,
@@ -18,8 +19,8 @@ from gateway.requests.stream import (
 from gateway.text.detokenizer import Pieces
 from kaiten.v1.common_pb2 import FinishReason, TokenLogprobs
 from kaiten.v1.inference_service_pb2 import GenerationEvent
-from kaiten.v1.ledger_pb2 import RenderOptions, SequenceFinished
-from ledger import Update
+from kaiten.v1.ledger_pb2 import JournalRecord, RenderOptions, SequenceFinished
+from ledger import Follower, Update
 from tests.support.tokenizers import byte_level_bpe
 
 # What a gRPC client takes that sets nothing.
@@ -96,3 +97,37 @@ async def test_a_long_output_comes_in_messages_that_fit(start: int) -> None:
         "".join(text)
         == byte_level_bpe().decode([i % 400 for i in range(TOKENS)])[-len("".join(text)) :]
     )
+
+
+@pytest.mark.parametrize("stop", [(), ("no such words",)])
+async def test_of_a_whole_the_first_token_is_told_and_then_dozens_unless_a_word_may_end_it(
+    stop: tuple[str, ...],
+) -> None:
+    render, tokens = RenderOptions(stop=stop), 3 * PILED_UP_TOKENS
+    follower = Follower(cast(Any, Kept()))
+    follower.start_at(0)
+    generation = Generation(
+        accepted=Accepted("x", 1),
+        id="default:x",
+        sequence_id=1,
+        choices=new_choices(Presentation(pieces=Pieces(byte_level_bpe()), render=render), 1),
+        subscription=follower.subscribe([1], from_seq=0, positions={1: 0}),
+        ledger=cast(Any, Kept()),
+        release=lambda _release: None,
+        render=render,
+    )
+    generation.pile_up()
+    await anext(generation)
+    counts = []
+    for position in range(tokens):
+        follower.take(
+            JournalRecord(seq=position + 1, sequence_ids=[1], positions=[position], token_ids=[70])
+        )
+        look = generation.__anext__()
+        try:
+            look.send(None)
+        except StopIteration as found:
+            [delta] = found.value
+            counts.append(len(delta.token_ids))
+        look.close()
+    assert counts == ([1] * tokens if stop else [1, PILED_UP_TOKENS, PILED_UP_TOKENS])

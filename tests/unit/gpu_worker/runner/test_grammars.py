@@ -24,10 +24,11 @@ from gpu_worker.batch.plan_validation import RowLimits
 from gpu_worker.batch.plans import FinishReason, InvalidPlan
 from gpu_worker.batch.rows import Rows
 from gpu_worker.runner import device_rows
+from gpu_worker.runner.step_graphs import buckets_of
 from gpu_worker.runner.stepping import InTurns, OneAhead, Stepper
 from kernels import dispatch
 from service_kit.grammars import GrammarTokenizer
-from tests.support.ahead import LateScheduler, Model, play, replay
+from tests.support.ahead import Counting, LateScheduler, Model, play, replay
 from tests.support.mini_scheduler import MiniScheduler, sampling
 from tests.support.random_model import write_random_model
 from tests.support.tokenizers import byte_level_bpe, token_id
@@ -182,6 +183,49 @@ def test_a_crowd_of_masks_leaves_the_step_what_was_sent_before(
         assert not logs
         said.append(scheduler.outputs)
     assert said[0] == said[1]
+
+
+def test_a_step_is_two_launches_where_somebody_has_a_grammar_and_else_one(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And one upload, beside the masks'. Samplings are recorded by rows: of mixed steps one."""
+    streams = Counting()
+    runner = stack.model.resident(streams)
+    buckets = buckets_of(LIMITS)
+    assert streams.recorded == len(buckets) + len({(each.rows, each.is_decode) for each in buckets})
+    counts: set[tuple[bool, int, int]] = set()
+    launch = runner.launch
+
+    def counted(step: Any) -> Any:
+        before = streams.launches, streams.uploads
+        flight = launch(step)
+        has_grammar = step.sampling.masks is not None
+        uploads = streams.uploads - before[1] - has_grammar
+        counts.add((has_grammar, streams.launches - before[0], uploads))
+        return flight
+
+    monkeypatch.setattr(runner, "launch", counted)
+    # Who would sample in the first launch too would have its rules twice.
+    rules = {"logit_bias": ((7, 4.0), (9, -4.0)), "repetition_penalty": 1.5}
+    wishes = [
+        stack.wish(grammar=of_regex("[0-9]{9}"), max_tokens=12, **rules),
+        # Goes on alone.
+        stack.wish(max_tokens=20, stop_token_ids=(), **rules),
+    ]
+    done = run(OneAhead(stack.rows(), runner), *wishes)
+    assert done.outputs == run(stack.in_turns(), *wishes).outputs
+    assert {each[:2] for each in counts} == {(True, 2), (False, 1)}
+    assert {uploads for *_, uploads in counts} <= {0, 1}
+
+
+@pytest.mark.parametrize("first", [1, 5])
+def test_who_has_a_grammar_is_served_where_recording_broke_off(stack: Stack, first: int) -> None:
+    """Also where a step was recorded, and the sampling alone was not."""
+    wishes = [stack.wish(seed=seed, grammar=of_schema(SCHEMA)) for seed in range(3)]
+    with capture_logs():
+        runner = stack.model.resident(Counting(recorded_max=first))
+    done = run(OneAhead(stack.rows(), runner), *wishes)
+    assert done.outputs == run(stack.in_turns(), *wishes).outputs
 
 
 @pytest.mark.parametrize("cut", [1, 5, 12])

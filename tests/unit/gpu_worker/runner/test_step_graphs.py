@@ -1,22 +1,24 @@
-"""Steps are recorded once and launched at once: one launch and its uploads, whatever rows want."""
+"""Steps are recorded once and launched at once: one launch and its uploads, whatever rows want.
+
+But for grammars (`test_grammars`).
+"""
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpu_worker.batch.plan_validation import RowLimits
 from gpu_worker.batch.rows import Rows
-from gpu_worker.runner.device_streams import CpuStreams, NotRecorded
 from gpu_worker.runner.step_graphs import buckets_of
 from gpu_worker.runner.stepping import OneAhead
 from kernels import dispatch
-from tests.support.ahead import Model, play
+from tests.support.ahead import Counting, Model, play
 from tests.support.mini_scheduler import MiniScheduler, sampling
 from tests.support.random_model import write_random_model
 
@@ -34,33 +36,6 @@ RULES: dict[str, Any] = {
     "stop_token_ids": (8,),
     "min_tokens": 3,
 }
-
-
-class Counting(CpuStreams):
-    """Counts what is launched, and refuses to record the mixed steps if told so."""
-
-    def __init__(self, *, recorded_max: int = 1 << 30) -> None:
-        super().__init__()
-        self.launches = self.uploads = self.recorded = 0
-        self._recorded_max = recorded_max
-
-    def record(self, run: Callable[[], None]) -> Callable[[], None]:
-        if self.recorded == self._recorded_max:
-            raise NotRecorded("operation not permitted when stream is capturing")
-        self.recorded += 1
-
-        def launch() -> None:
-            self.launches += 1
-            # The device's, not the host's.
-            with _disable_current_modes():
-                run()
-
-        return launch
-
-    def mark(self) -> Callable[[], None]:
-        # Of each upload.
-        self.uploads += 1
-        return super().mark()
 
 
 class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -95,7 +70,7 @@ def outputs(stepper: Any, lengths: tuple[int, ...], **wanted: Any) -> dict[int, 
 
 @pytest.mark.parametrize("wanted", [{}, RULES], ids=["plain", "rules"])
 @pytest.mark.parametrize("lengths", [(3,), (1, 30, 9, 4, 50)], ids=["one", "many"])
-def test_every_step_is_two_launches_and_one_upload_at_most(
+def test_every_step_is_one_launch_and_one_upload_at_most(
     model: Model, monkeypatch: pytest.MonkeyPatch, lengths: tuple[int, ...], wanted: Any
 ) -> None:
     streams = Counting()
@@ -112,7 +87,9 @@ def test_every_step_is_two_launches_and_one_upload_at_most(
 
     monkeypatch.setattr(runner, "launch", counted)
     found = outputs(OneAhead(Rows(LIMITS), runner), lengths, **wanted)
-    assert {launches for launches, _ in counts} == {2}
+    assert {launches for launches, _ in counts} == {1}
+    # Each size once: nobody has a grammar here.
+    assert streams.recorded == len(buckets_of(LIMITS))
     assert {uploads for _, uploads in counts} <= {0, 1}
     assert len(counts) >= 8
     assert found == outputs(model.in_turns(), lengths, **wanted)

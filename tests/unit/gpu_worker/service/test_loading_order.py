@@ -112,9 +112,20 @@ def test_a_cache_that_cannot_be_written_is_a_sentence(
     nowhere = tmp_path / "file"
     nowhere.touch()
     monkeypatch.setenv("TRITON_CACHE_DIR", str(nowhere))
-    said = r"cannot keep what it compiles .*NotADirectoryError.*; let TRITON_CACHE_DIR be a folder"
+    said = r"cannot keep what it compiles .*NotADirectoryError.*; let TRITON_CACHE_DIR and TMP"
     with pytest.raises(ConfigError, match=said):
         in_warm_up(monkeypatch, lambda: cache.FileCacheManager("key"))
+
+
+def test_an_assembler_that_cannot_be_run_is_a_sentence_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As from a folder from which no program may be run."""
+    knobs = pytest.importorskip("triton.knobs", reason="no triton here")
+    (tmp_path / "ptxas").write_text("#!/bin/sh\n")
+    said = r"cannot run its assembler \(phase warm_up: PermissionError: .*ptxas.*without noexec"
+    with pytest.raises(ConfigError, match=said):
+        in_warm_up(monkeypatch, lambda: knobs.NvidiaTool.from_path(str(tmp_path / "ptxas")))
 
 
 def in_warm_up(monkeypatch: pytest.MonkeyPatch, run: Callable[[], object]) -> None:
@@ -189,8 +200,10 @@ def test_a_start_says_what_its_kernels_promise(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_every_variant_can_be_asked_for() -> None:
-    names = {variant.name for variant in binaries.X86}
-    assert {"auto", "on", "off", *names} == set(get_args(WorkerSettings.__annotations__["native"]))
+    names = {variant.name for variant in (*binaries.X86, *binaries.ARM)}
+    assert {"auto", "on", "off", native.TIMED, *names} == set(
+        get_args(WorkerSettings.__annotations__["native"])
+    )
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton is for Linux")

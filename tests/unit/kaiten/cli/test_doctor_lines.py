@@ -59,14 +59,18 @@ CASES = {
     "store": (doctor.check_store([OLD, NEW]), "ok", "valkey-server 9.1"),
     "store too old": (doctor.check_store([OLD]), "warn", "redis-server 7.0"),
     "no store": (doctor.check_store([]), "warn", "no Valkey or Redis"),
-    "kernels": (doctor.check_kernels("prebuilt for avx2"), "ok", "prebuilt for avx2: the best"),
-    "what kernels promise": (
-        doctor.check_kernels("compiled for generic; a text is the same"),
+    "kernels": (
+        doctor.check_kernels("prebuilt for avx2\nthe best"),
         "ok",
-        "compiled for generic: no AVX2, so torch multiplies; a text is the same",
+        "prebuilt for avx2: the best",
+    ),
+    "what kernels promise": (
+        doctor.check_kernels("compiled for neon\ntimed here\na text is the same"),
+        "ok",
+        "compiled for neon: timed here; a text is the same",
     ),
     "kernels of torch": (
-        doctor.check_kernels("torch path: no C++ compiler; not promised: that"),
+        doctor.check_kernels("torch path: no C++ compiler\n\nnot promised: that"),
         "warn",
         "torch path: no C++ compiler; not promised: that",
     ),
@@ -166,7 +170,9 @@ def test_run_as_json(capsys: pytest.CaptureFixture[str]) -> None:
 def test_run_ends_well_on_this_machine(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor, "kernels", lambda: "prebuilt for generic")
+    monkeypatch.setattr(
+        doctor, "kernels", lambda: "prebuilt for generic\nno AVX2, so torch multiplies"
+    )
     assert doctor.run(grpc_port=0, http_port=0) == 0
     shown = capsys.readouterr().out
     assert all(f"packages: {role}" in shown for role in doctor.ROLES)

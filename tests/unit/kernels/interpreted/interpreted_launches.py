@@ -67,7 +67,7 @@ class Launches(TorchDispatchMode):  # type: ignore[no-untyped-call]
 # draws from torch's generators. Who adds one looks that up first (ATen/native/cuda).
 RECORDABLE = {
     "clamp_min", "copy_", "div_", "eq", "index", "index_select", "linear", "mul", "mul_",
-    "sub", "tanh_", "where",
+    "remainder", "sub", "tanh_", "where",
 }  # fmt: skip
 
 
@@ -158,6 +158,7 @@ def played_decoder(
         block_count=40,
         vocab_size=config.vocab_size,
         windows=config.groups.windows,
+        reads_grammars=True,
     )
     with Checkpoint(written) as checkpoint:
         weights = load_weights(checkpoint, config, dtype=torch.bfloat16, device=device)

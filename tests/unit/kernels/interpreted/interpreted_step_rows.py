@@ -90,7 +90,10 @@ def test_the_interpreter_is_the_path() -> None:
 @settings(max_examples=40, deadline=None)
 def test_step_rows(step: tuple[RowState, Asked]) -> None:
     state, asked = step
-    result, expected = step_rows(state, asked, BLOCK_SIZE), step_rows_reference(*step, BLOCK_SIZE)
+    contexts = torch.empty(asked.slots.numel(), dtype=torch.int32)
+    result = step_rows(state, asked, BLOCK_SIZE, contexts)
+    expected = step_rows_reference(*step, BLOCK_SIZE)
+    assert result.context_lengths is contexts
     # The slots of each layer group begin where kernels that take them need not be compiled anew.
     assert result.slot_mapping.stride(0) % 2 == 0
     for field in fields(expected):

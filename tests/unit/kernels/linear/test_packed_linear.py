@@ -1,4 +1,5 @@
 import gc
+import platform
 import weakref
 
 import pytest
@@ -122,6 +123,28 @@ def test_falls_back_when_the_private_operator_is_gone(monkeypatch: pytest.Monkey
     assert torch.equal(layer(torch.ones(1, 3)), torch.full((1, 4), 3.0))
     with pytest.raises(ValueError, match=r"^path: "):
         PackedLinear(torch.ones(4, 3), path="packed")
+
+
+@pytest.mark.parametrize(("bfloat16_s", "is_fast"), [(0.9, True), (1.1, True), (4.0, False)])
+def test_where_bfloat16_may_be_emulated_it_is_timed(
+    bfloat16_s: float, is_fast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """oneDNN has its operators on ARM whether or not the processor has products of bfloat16."""
+    times_s = {torch.bfloat16: bfloat16_s, torch.float32: 1.0}
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(linear, "_PACKING_WORKS", dict.fromkeys(times_s, True))
+    monkeypatch.setattr(linear, "_packed_s", times_s.__getitem__)
+    native.disable("test")
+    try:
+        assert linear.is_fast(torch.bfloat16) is is_fast
+    finally:
+        native.build()
+
+
+def test_what_is_timed_is_a_linear() -> None:
+    if not packing_available(torch.float32):
+        pytest.skip("this torch does not pack")
+    assert linear._packed_s(torch.float32) > 0
 
 
 def test_odd_inputs_of_bfloat16_take_the_library(is_compiled: bool) -> None:

@@ -1,0 +1,46 @@
+// Products of whole tiles of bfloat16 (AMX): up to 16 rows of 32 inputs against 32 inputs of up to 16 outputs. A test may
+// name a header that plays the processor, in KAITEN_AMX_PLAYED_BY.
+#pragma once
+
+#include <cstdint>
+
+#ifdef KAITEN_AMX_PLAYED_BY
+#include KAITEN_AMX_PLAYED_BY
+#else
+#include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace kaiten {
+
+constexpr int kTileRows = 16, kTileRowBytes = 64;
+
+// As the processor reads it.
+struct alignas(64) TileConfig {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t row_bytes[16] = {};
+  uint8_t rows[16] = {};
+
+  void shape(int tile, int tile_rows, int bytes) { rows[tile] = uint8_t(tile_rows), row_bytes[tile] = uint16_t(bytes); }
+
+  // GCC takes ldtilecfg for a reader of the first 8 bytes, and keeps the others out of memory.
+  void load() const {
+    asm volatile("" : : "r"(this) : "memory");
+    _tile_loadconfig(this);
+  }
+};
+static_assert(sizeof(TileConfig) == 64);
+
+// Linux gives the room for tiles only to who asks; once for the process.
+inline bool tiles_are_allowed() {
+#ifdef KAITEN_AMX_PLAYED_BY
+  return true;
+#else
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;
+  static const bool are_allowed = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  return are_allowed;
+#endif
+}
+
+}  // namespace kaiten

@@ -1,0 +1,86 @@
+"""The CPU kernels of ARM: compiled as a wheel ships them, and run by an emulated processor. And
+the linear of AMX, whose instructions a header plays.
+
+`self_test.cpp` calls them through their door and compares with plain loops. It is run on this
+machine's own kernels as well, so that what it finds is the kernels' and not its own.
+"""
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from kernels import native
+from kernels.cpp import build
+from tools import prebuilt
+
+CXX: Final = "aarch64-linux-gnu-g++"
+QEMU: Final = "qemu-aarch64"
+SYSROOT: Final = "/usr/aarch64-linux-gnu"
+# The oldest that a variant is for, so that an instruction it lacks ends the program.
+PROCESSORS: Final = {"neon": "cortex-a53", "neon-bf16": "max"}
+HERE: Final = Path(__file__).parent
+
+pytestmark = [pytest.mark.arm, pytest.mark.timeout(900)]
+
+
+def missing() -> str:
+    return ", ".join(name for name in (CXX, QEMU) if not shutil.which(name))
+
+
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    if missing():
+        pytest.skip(f"no {missing()} here: apt install g++-aarch64-linux-gnu qemu-user")
+    made = prebuilt.write(tmp_path_factory.mktemp("prebuilt"), "aarch64", CXX)
+    return {variant.name: library for variant, library in made}
+
+
+def self_test(folder: Path, library: Path, compiler: str) -> str:
+    """The program, for one library."""
+    words = [str(HERE / "self_test.cpp"), str(library), f"-Wl,-rpath,{library.parent}"]
+    return compiled(folder, compiler, *words)
+
+
+def compiled(folder: Path, compiler: str, *words: str) -> str:
+    program = str(folder / "program")
+    given = ("-std=c++20", "-O1", "-pthread", f"-I{build.SOURCES}", f"-I{HERE}")
+    done = subprocess.run(
+        [compiler, *given, *words, "-o", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return program
+
+
+def held(words: list[str], instructions: str) -> None:
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1].startswith(f"{instructions}: "), done.stdout
+    assert "FAILED" not in done.stdout
+
+
+@pytest.mark.parametrize("instructions", [variant.name for variant in build.ARM])
+def test_kernels_compute_what_they_say_and_exactly(
+    instructions: str, libraries: dict[str, Path], tmp_path: Path
+) -> None:
+    program = self_test(tmp_path, libraries[instructions], CXX)
+    held([QEMU, "-L", SYSROOT, "-cpu", PROCESSORS[instructions], program], instructions)
+
+
+@pytest.mark.skipif(bool(missing()), reason=f"no {missing()} here")
+def test_a_linear_in_tiles_is_what_it_says(tmp_path: Path) -> None:
+    neon = next(variant for variant in build.ARM if variant.name == "neon-bf16")
+    played = f'-DKAITEN_AMX_PLAYED_BY="{HERE / "played_amx.h"}"'
+    sources = str(HERE / "amx_test.cpp"), str(build.SOURCES / "parallel.cpp")
+    flags = "-ffp-contract=off", "-fno-math-errno", "-Wno-psabi", *neon.flags
+    program = compiled(tmp_path, CXX, *flags, played, *sources)
+    held([QEMU, "-L", SYSROOT, "-cpu", "max", program], "amx")
+
+
+def test_so_do_those_of_this_machine(tmp_path: Path) -> None:
+    if not native.build():
+        pytest.skip(native.reason())
+    library = native.compiled()
+    held([self_test(tmp_path, library.path, build.find_compiler())], library.instructions())

@@ -1,0 +1,64 @@
+"""Lines of a batch at their gateway: how they begin beside who is live."""
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.openai.batches import driver
+from gateway.requests.service import Front
+from gateway.requests.stream import Generation
+from tests.support.gateway_stack import Stack, until
+
+URL = "/v1/completions"
+LINES = 40
+
+
+class Openings:
+    """How many requests are being opened, and were at most."""
+
+    def __init__(self) -> None:
+        self.count = self.most = 0
+
+    def counting(self, generate: Any) -> Any:
+        async def counted(*args: Any) -> Generation:
+            self.count += 1
+            self.most = max(self.most, self.count)
+            try:
+                generation: Generation = await generate(*args)
+                return generation
+            finally:
+                self.count -= 1
+
+        return counted
+
+
+async def begun(http: httpx.AsyncClient, lines: list[str]) -> str:
+    """Its path."""
+    form = {"file": ("lines.jsonl", "\n".join(lines).encode())}
+    file = (await http.post("/v1/files", files=form, data={"purpose": "batch"})).json()
+    asked = {"input_file_id": file["id"], "endpoint": URL, "completion_window": "24h"}
+    return f"/v1/batches/{(await http.post('/v1/batches', json=asked)).json()['id']}"
+
+
+def line(number: int, **changes: Any) -> str:
+    body = {"prompt": "abc", "max_tokens": 3, **changes}
+    return json.dumps({"custom_id": str(number), "method": "POST", "url": URL, "body": body})
+
+
+@pytest.mark.parametrize("opening_s", [60.0, 0.0])
+async def test_lines_begin_one_after_the_other_unless_the_ledger_is_slow(
+    stack: Stack, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, opening_s: float
+) -> None:
+    monkeypatch.setattr(driver, "OPENING_S", opening_s)
+    openings, state = Openings(), dict[str, Any]()
+    monkeypatch.setattr(Front, "generate", openings.counting(Front.generate))
+    # Two that are refused before they are accepted, and one that is none.
+    lines = [line(1), line(2, stop="x" * 1000), "{", line(3, stream=True)]
+    path = await begun(http, lines + [line(number) for number in range(10, 10 + LINES)])
+    while state.get("status") != "completed":
+        state = (await http.get(path)).json()
+    assert state["request_counts"] == {"total": LINES + 4, "completed": LINES + 1, "failed": 3}
+    assert openings.most == 1 or not opening_s
+    await until(lambda: not openings.count)
