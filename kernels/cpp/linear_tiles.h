@@ -195,13 +195,21 @@ inline Panel<T> panel_of(const Linear& a, int64_t panel) {
 }
 
 template <class T, int R, bool kWhole>
-inline void write(const Panel<T>& p, const VF (&sums)[R][kColumns], T* out) {
-  KAITEN_UNROLL_WIDE for (int c = 0; c < kColumns; ++c) {
+inline void write(const Panel<T>& p, const VF (&in_registers)[R][kColumns], T* out) {
+#if KAITEN_NEON
+  // A loop that is not unrolled, as this one with its tails is not, would keep the sums in memory all the time.
+  VF sums[R][kColumns];
+  KAITEN_UNROLL for (int r = 0; r < R; ++r)
+    KAITEN_UNROLL for (int c = 0; c < kColumns; ++c) sums[r][c] = in_registers[r][c];
+#else
+  const auto& sums = in_registers;
+#endif
+  for (int c = 0; c < kColumns; ++c) {
     const int n = kWhole ? W : std::clamp(p.width - c * W, 0, W);
     if (n == 0) return;
     const VF bias = p.bias ? load(p.bias + c * W, n) : VF{};
     const VF scale = p.scales ? load(p.scales + c * W, n) : splat(1.0f);
-    KAITEN_UNROLL_WIDE for (int r = 0; r < R; ++r) {
+    for (int r = 0; r < R; ++r) {
       T* to = out + r * p.out_stride + c * W;
       if constexpr (kWhole)
         store(to, sums[r][c] * scale + bias);
