@@ -42,9 +42,9 @@ LOOK_S: Final = 1.0
 HOLD_MS: Final = 5_000
 # How often it is tried to keep an output for which its tenant has no room.
 ROOM_S: Final = 10.0
-# The next line begins when this one is in the ledger, or the ledger takes longer than that. All at
-# once they would have a third of a second of the loop before whoever is live.
-OPENING_S: Final = 0.02
+# The next line begins when this one is in the ledger, or that takes longer than a line takes of the
+# loop: who is live gets a turn in between, and slots do not wait for lines where others are slow.
+OPENING_S: Final = 0.002
 # Others may have come and workers left since the lines were fed.
 WINDOWS: Final = 8
 # Answers read at once.
