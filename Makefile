@@ -87,8 +87,8 @@ test-prometheus: setup  ## every query of dashboards and alerts, asked of a real
 test-cluster: setup  ## the ledger in a cluster of stores and under Sentinels, real processes; ARGS='-m stores' for all of it
 	$(BIN)/python -m pytest tests/stores -m 'stores and not slow' $(ARGS)
 
-test-arm: setup  ## the CPU kernels for ARM, cross-compiled and run by qemu
-	$(BIN)/python -m pytest tests/arm -m arm $(ARGS)
+test-arm: setup  ## the CPU kernels for ARM, cross-compiled and run by qemu; ARGS='-m arm' for every variant
+	$(BIN)/python -m pytest tests/arm -m 'arm and not slow' $(ARGS)
 
 sim: setup  ## the other half of the whole-system simulation's seeds, under another hash seed
 	PYTHONHASHSEED=1 $(BIN)/python -m pytest tests/sim $(PARALLEL) $(ARGS)
@@ -122,9 +122,9 @@ flakes: setup  ## tests that start a process or wait, 20 times, half beside busy
 mutants: setup  ## which tests catch which mistakes, each made in a copy of the tree; docs/testing.md
 	$(BIN)/python -m tools.mutants $(ARGS)
 
-# Each of these takes one processor or less; the tests take all there are.
+# Most of these wait more than they compute; the tests take all there are.
 ci: setup  ## what CI runs
-	$(MAKE) -j2 $(SYNC) type lint protos-check test-browser test-node test-cluster test-prometheus test-arm
+	$(MAKE) -j3 $(SYNC) type lint protos-check test-browser test-node test-cluster test-prometheus test-arm
 	$(MAKE) test sim guard
 
 clean:  ## remove what can be made again, except the store and the models

@@ -22,14 +22,11 @@ from kernels.cpp import build
 STANDALONE: Final = ("-static-libstdc++", "-Wl,--exclude-libs,ALL", "-Wl,--gc-sections", "-s")
 
 
-def write(folder: Path, machine: str, compiler: str) -> list[tuple[build.Variant, Path]]:
-    """The library of each variant of a machine, by a compiler for it. RuntimeError: it failed."""
-    made = []
-    for variant in build.every(machine):
-        library = folder / build.prebuilt(variant).name
-        build.compile_to(library, variant, compiler, *STANDALONE)
-        made.append((variant, library))
-    return made
+def write(folder: Path, variant: build.Variant, compiler: str) -> Path:
+    """A variant's library, by a compiler for its machine. RuntimeError: it failed."""
+    library = folder / build.prebuilt(variant).name
+    build.compile_to(library, variant, compiler, *STANDALONE)
+    return library
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -43,7 +40,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         stale.unlink()
     compiler = asked.compiler or build.find_compiler()
     runnable = {v.name for v in build.variants()} if asked.machine == here else set()
-    for variant, library in write(build.PREBUILT, asked.machine, compiler):
+    for variant in build.every(asked.machine):
+        library = write(build.PREBUILT, variant, compiler)
         if variant.name in runnable and not native.build(variant=variant.name):
             sys.exit(native.reason())
         tried = native.reason() if variant.name in runnable else "not tried: not this processor's"
