@@ -7,7 +7,7 @@ stack   `kaiten serve` as a user runs it, asked over gRPC by a client on the sam
 
 Both serve the ragged jobs, once all at once and once by 16 askers, greedy, exact lengths; A B A B,
 every turn in fresh processes, medians. `kept` is the stack's throughput over the bare loop's. CPU
-time is told per process and output token; what of the wall clock is neither forward nor sample, the
+time is told per process and output token; what of the wall clock is not computing, the
 compute thread spent on its books or waiting for a plan.
 """
 
@@ -53,11 +53,10 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steps:
-    """What the worker's compute thread said of its steps, in seconds."""
+    """What the worker's compute thread said of its steps: forward pass and sampling together."""
 
     count: int
-    forward_s: float
-    sample_s: float
+    computing_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,12 +208,10 @@ async def _steps(running: Stack, after_seq: int) -> Steps:
     records = await ledger.journal_read(after_seq, block_ms=1, count=100_000)
     await ledger.close()
     told = [each.result.step for r in records for each in r.inputs if each.HasField("result")]
-    timings = [step.timings for step in told if step.timings.rows]
-    return Steps(
-        count=len(timings),
-        forward_s=sum(each.forward_us for each in timings) / 1e6,
-        sample_s=sum(each.sample_us for each in timings) / 1e6,
-    )
+    took_us = [step.timings.forward_us for step in told if step.timings.forward_us]
+    if not took_us:
+        raise RuntimeError("the journal tells no step's time")
+    return Steps(count=len(took_us), computing_s=sum(took_us) / 1e6)
 
 
 # Figures
@@ -242,7 +239,7 @@ def _side(turns: Sequence[Turn]) -> dict[str, object]:
         ),
         "steps": {
             key: round(median(asdict(turn.steps)[key] for turn in turns), 2)
-            for key in ("count", "forward_s", "sample_s")
+            for key in ("count", "computing_s")
         },
         "rss_mb": turns[-1].rss_mb,
     }

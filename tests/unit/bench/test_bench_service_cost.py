@@ -21,7 +21,7 @@ def turn(done_s: float, worker_s: float) -> Turn:
         figures=figures_of([story(0, [1.0, done_s])]),
         cpu_s={"gateway": 0.002, "gpu_worker": worker_s},
         rss_mb={"gateway": 80.0},
-        steps=Steps(count=2, forward_s=done_s / 2, sample_s=0.0),
+        steps=Steps(count=2, computing_s=done_s / 2),
     )
 
 
@@ -36,7 +36,7 @@ def test_a_side_is_its_medians_with_the_costliest_process_first() -> None:
     assert (side["tokens_per_s"], side["wall_s"]) == (1.0, 2.0)
     assert side["all_tokens_per_s"] == [1.0, 0.5, 2.0]
     assert side["cpu_ms_per_token"] == {"gpu_worker": 2500.0, "gateway": 1.0}
-    assert side["steps"] == {"count": 2, "forward_s": 1.25, "sample_s": 0.0}
+    assert side["steps"] == {"count": 2, "computing_s": 1.25}
 
 
 def test_a_wrong_length_is_no_measurement() -> None:
