@@ -82,6 +82,6 @@ def of_unused(error: UnusedCliTokensError) -> str:
     command = shlex.join(("kaiten", *(error.command_chain or ())))
     words = shlex.join(error.unused_tokens)
     has_address = "address" in inspect.signature(error.target).parameters
-    if has_address and ":" in words:
+    if has_address and len(error.unused_tokens) == 1 and ":" in words:
         return f"{command} takes an address by its flag: --address {words}"
     return f"{command} does not take {words}: see {command} --help"

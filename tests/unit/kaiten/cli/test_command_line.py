@@ -192,6 +192,7 @@ def test_a_wrong_file_is_refused(
         (["serve", "--grpc-prot", "1"], "Did you mean --grpc-port?"),
         (["serve", "--ctx-size", "1"], "no --ctx-size: use --context-tokens"),
         (["ps", "localhost:50051"], "by its flag: --address localhost:50051"),
+        (["ps", "a:1", "b:2"], "kaiten ps does not take a:1 b:2: see kaiten ps --help"),
         (["ps", "all of them"], "kaiten ps does not take 'all of them': see kaiten ps --help"),
         (["serve", "--dtype", "fp8"], "fp8"),
         (["serve", "--weight-dtype", "int3"], "int3"),
