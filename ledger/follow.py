@@ -217,7 +217,7 @@ def _dispatch(record: JournalRecord, pending_of: Mapping[int, tuple[Pending, ...
         for sequence_id, position, token_id, logprobs in tokens_of(record):
             for pending in pending_of.get(sequence_id, ()):
                 pending.take_token(position, token_id, logprobs)
-                if len(pending.token_ids) >= pending.least or pending.has_hole:
+                if len(pending.token_ids) >= pending.stream_interval or pending.has_hole:
                     pending.owner.mark(pending)
     else:
         _dispatch_plain(record, pending_of)
@@ -245,5 +245,5 @@ def _dispatch_plain(record: JournalRecord, pending_of: Mapping[int, tuple[Pendin
                 pending.take_token(position, token_id, None)
             if pending.is_ready:
                 continue
-            if len(pending.token_ids) >= pending.least or pending.has_hole:
+            if len(pending.token_ids) >= pending.stream_interval or pending.has_hole:
                 pending.owner.mark(pending)

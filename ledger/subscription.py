@@ -37,11 +37,11 @@ class Pending:
         "has_hole",
         "is_ready",
         "late",
-        "least",
         "logprobs",
         "next",
         "owner",
         "sequence_id",
+        "stream_interval",
         "token_ids",
     )
 
@@ -54,7 +54,7 @@ class Pending:
         self.finished: SequenceFinished | None = None
         self.is_ready = False
         # Fewer tokens than this are not worth a look, unless they are the last or one is missing.
-        self.least = 1
+        self.stream_interval = 1
         # Tokens are missing at `next`; what arrives above it is left to the history.
         self.has_hole = False
         # While history is being read: what arrives meanwhile.
@@ -128,7 +128,7 @@ class Subscription:
         self._open = len(self.pending)
         self._ready: deque[Pending] = deque()
         # Tokens to wait for, once there has been an update.
-        self._least = 1
+        self._stream_interval = 1
         # Asked for again and again it would cost a system call each time.
         self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] | None = None
@@ -158,11 +158,11 @@ class Subscription:
         self._error = error
         self._wake()
 
-    def pile_up(self, tokens: int) -> None:
-        """After its next update, so many tokens of a sequence are awaited, or its end: a look costs
-        as much for one as for many.
+    def set_stream_interval(self, tokens: int) -> None:
+        """From its next update on, so many tokens of a sequence are awaited, or its end: a look
+        costs as much for one as for many (vLLM's --stream-interval).
         """
-        self._least = tokens
+        self._stream_interval = tokens
 
     def mark(self, pending: Pending) -> None:
         """Something new is in `pending`."""
@@ -203,7 +203,7 @@ class Subscription:
         self._ready.popleft()
         pending.is_ready = False
         update = pending.drain()
-        pending.least = self._least
+        pending.stream_interval = self._stream_interval
         if update is not None and update.finished is not None:
             self._open -= 1
             self._follower.forget_sequence(pending)

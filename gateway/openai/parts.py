@@ -144,7 +144,7 @@ class Parts:
         """Each choice as one part. `is_strict`: an end that is an error is raised at once."""
         found: list[list[Part]] = [[] for _ in range(self._count)]
         for generation in self._generations:
-            generation.pile_up()
+            generation.collect()
         async with aclosing(self.batches()) as batches:
             async for parts in batches:
                 for part in parts:

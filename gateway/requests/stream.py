@@ -32,7 +32,7 @@ LENGTH = FinishReason.FINISH_REASON_LENGTH
 DELTA_TOKENS_MAX: Final = 8192
 # Of a choice of which nobody sees anything before its end. Their log-probabilities are still told
 # in a few milliseconds.
-PILED_UP_TOKENS: Final = 64
+STREAM_INTERVAL: Final = 64
 
 
 class Accepted(NamedTuple):
@@ -252,12 +252,12 @@ class Generation:
     def is_parsed(self) -> bool:
         return isinstance(self.choices[0].text, ParsedText)
 
-    def pile_up(self) -> None:
+    def collect(self) -> None:
         """Nobody sees anything before the end: after a first event, tokens come by the dozen. What
         may end by its own words is looked at as it comes all the same.
         """
         if not self.render.stop and not self.is_parsed:
-            self._subscription.pile_up(PILED_UP_TOKENS)
+            self._subscription.set_stream_interval(STREAM_INTERVAL)
 
     def __aiter__(self) -> Self:
         return self

@@ -165,24 +165,24 @@ class StepGraphs:
         """
         if (bucket := self._bucket_for(step)) is None:
             return None
-        is_apart = step.sampling.masks is not None
+        has_masks = step.sampling.masks is not None
         if bucket.is_decode:
-            self._send_slots(step.slots, bucket.rows, is_apart=is_apart)
+            self._send_slots(step.slots, bucket.rows, has_masks=has_masks)
         else:
-            self._send(step, is_apart=is_apart)
-        if not is_apart:
+            self._send(step, has_masks=has_masks)
+        if not has_masks:
             return self._steps[bucket]
         self._steps[bucket]()
         return self._samplings[_sampling_of(bucket)]
 
     def _bucket_for(self, step: StepInputs) -> Bucket | None:
         decodes = len(step.sampled_rows) == step.token_count == step.row_count
-        is_apart = step.sampling.masks is not None
+        has_masks = step.sampling.masks is not None
         fits = (
             each
             for each in self._buckets
             if each in self._steps
-            and (not is_apart or _sampling_of(each) in self._samplings)
+            and (not has_masks or _sampling_of(each) in self._samplings)
             and each.is_decode == decodes
             and each.rows >= step.row_count
             and each.tokens >= step.token_count
@@ -209,29 +209,29 @@ class StepGraphs:
             slots=self._asked_for[:rows], starts=starts[: rows + 1], token_ids=given[:tokens]
         )
 
-    def _send(self, step: StepInputs, *, is_apart: bool) -> None:
+    def _send(self, step: StepInputs, *, has_masks: bool) -> None:
         """Of a mixed step."""
         tokens = step.token_count
         given = np.full(self._tokens_at + tokens, tokens, np.int64)
-        given[: self._starts_at] = _twice(step.slots, self._limits.slots, is_apart=is_apart)
+        given[: self._starts_at] = _twice(step.slots, self._limits.slots, has_masks=has_masks)
         given[self._starts_at :][: step.row_count + 1] = step.query_starts
         given[self._tokens_at :] = step.token_ids
         self._staging.send(given, self._asked_for[: len(given)])
 
-    def _send_slots(self, slots: IntArray, rows: int, *, is_apart: bool) -> None:
+    def _send_slots(self, slots: IntArray, rows: int, *, has_masks: bool) -> None:
         """Of a decode step; the same as before need not be sent again."""
         *alike, sent = self._sent
-        if alike == [rows, is_apart] and np.array_equal(slots, sent):
+        if alike == [rows, has_masks] and np.array_equal(slots, sent):
             return
-        given = _twice(slots, rows, is_apart=is_apart)
+        given = _twice(slots, rows, has_masks=has_masks)
         self._staging.send(given, self._slots[: len(given)])
-        self._sent = (rows, is_apart, slots)
+        self._sent = (rows, has_masks, slots)
 
 
-def _twice(slots: IntArray, rows: int, *, is_apart: bool) -> IntArray:
+def _twice(slots: IntArray, rows: int, *, has_masks: bool) -> IntArray:
     """The slots of so many rows, and those of them that sample, with padding."""
     given = np.full((2, _even(rows)), _PADDING, np.int64)
-    given[0 if is_apart else slice(None), : len(slots)] = slots
+    given[0 if has_masks else slice(None), : len(slots)] = slots
     return given.ravel()
 
 

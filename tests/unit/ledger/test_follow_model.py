@@ -129,7 +129,7 @@ ACTIONS = st.one_of(
     st.tuples(st.just("trim"), st.integers(0, 100)),
     st.tuples(st.just("subscribe"), st.sampled_from(["all", "all, unsaid", "new"])),
     st.tuples(st.just("read"), st.integers(0, 3)),
-    st.tuples(st.just("pile up"), st.integers(0, 3), st.integers(1, 4)),
+    st.tuples(st.just("stream interval"), st.integers(0, 3), st.integers(1, 4)),
 )
 
 
@@ -180,7 +180,7 @@ def _interleave(
             if name == "read":
                 reader.read_what_is_there()
             else:
-                reader.subscription.pile_up(args[1])
+                reader.subscription.set_stream_interval(args[1])
     return readers
 
 
@@ -249,12 +249,12 @@ async def test_updates_coalesce_and_a_stop_string_cuts_what_is_pending() -> None
     assert [update async for update in subscription] == []
 
 
-async def test_what_piles_up_is_told_when_there_is_enough_or_at_the_end_or_for_a_hole() -> None:
+async def test_what_is_awaited_is_told_when_there_is_enough_or_at_the_end_or_for_a_hole() -> None:
     journal = MemoryJournal()
     follower = Follower(journal)
     follower.start_at(0)
     reader = Reader(follower, 0, {1: 0}, is_said=True)
-    reader.subscription.pile_up(3)
+    reader.subscription.set_stream_interval(3)
     told = []
     for ending in ([], [], [], [], [], [1]):
         journal.commit([1], ending)
@@ -263,7 +263,7 @@ async def test_what_piles_up_is_told_when_there_is_enough_or_at_the_end_or_for_a
         told.append(len(reader.got[1]))
     assert told == [1, 1, 1, 4, 4, 6]
     reader = Reader(follower, 6, {2: 0}, is_said=True)
-    reader.subscription.pile_up(3)
+    reader.subscription.set_stream_interval(3)
     for seq, lost in ((7, 0), (8, 1)):
         for _ in range(1 + lost):
             journal.commit([2], [])

@@ -36,7 +36,7 @@ class Told:
     def __init__(self, *events: Event) -> None:
         self._events = [*events]
 
-    def pile_up(self) -> None:
+    def collect(self) -> None:
         """They are all there."""
 
     def __aiter__(self) -> "Told":

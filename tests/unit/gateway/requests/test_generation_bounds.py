@@ -8,7 +8,7 @@ import pytest
 from gateway.grpc.convert import write_event
 from gateway.requests.stream import (
     DELTA_TOKENS_MAX,
-    PILED_UP_TOKENS,
+    STREAM_INTERVAL,
     Accepted,
     Delta,
     Event,
@@ -103,7 +103,7 @@ async def test_a_long_output_comes_in_messages_that_fit(start: int) -> None:
 async def test_of_a_whole_the_first_token_is_told_and_then_dozens_unless_a_word_may_end_it(
     stop: tuple[str, ...],
 ) -> None:
-    render, tokens = RenderOptions(stop=stop), 3 * PILED_UP_TOKENS
+    render, tokens = RenderOptions(stop=stop), 3 * STREAM_INTERVAL
     follower = Follower(cast(Any, Kept()))
     follower.start_at(0)
     generation = Generation(
@@ -116,7 +116,7 @@ async def test_of_a_whole_the_first_token_is_told_and_then_dozens_unless_a_word_
         release=lambda _release: None,
         render=render,
     )
-    generation.pile_up()
+    generation.collect()
     await anext(generation)
     counts = []
     for position in range(tokens):
@@ -130,4 +130,4 @@ async def test_of_a_whole_the_first_token_is_told_and_then_dozens_unless_a_word_
             [delta] = found.value
             counts.append(len(delta.token_ids))
         look.close()
-    assert counts == ([1] * tokens if stop else [1, PILED_UP_TOKENS, PILED_UP_TOKENS])
+    assert counts == ([1] * tokens if stop else [1, STREAM_INTERVAL, STREAM_INTERVAL])
