@@ -97,7 +97,7 @@ serve: setup  ## serve the shipped model, or MODEL=folder-or-hub-id, with ARGS='
 	$(BIN)/kaiten serve $(MODEL) $(ARGS)
 
 wheel: setup  ## dist/*.whl with the CPU kernels of every x86-64 inside: needs no compiler where it is installed; MACHINE=aarch64 CXX=aarch64-linux-gnu-g++: for ARM
-	$(BIN)/python -m tools.prebuilt $(if $(MACHINE),--machine $(MACHINE) --compiler $(CXX))
+	$(BIN)/python -m tools.prebuilt $(if $(MACHINE),--machine $(MACHINE)) $(if $(filter default,$(origin CXX)),,--compiler $(CXX))
 	rm -rf build
 	$(if $(MACHINE),_PYTHON_HOST_PLATFORM=linux-$(MACHINE)) $(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 

@@ -18,6 +18,7 @@ from typing import Final
 from kernels import native
 from kernels.cpp import build
 
+MACHINES: Final = ("x86_64", "aarch64")
 # libgcc is torch's need too; the static one would ask for the newest C library.
 STANDALONE: Final = ("-static-libstdc++", "-Wl,--exclude-libs,ALL", "-Wl,--gc-sections", "-s")
 
@@ -32,16 +33,21 @@ def write(folder: Path, variant: build.Variant, compiler: str) -> Path:
 def main(argv: Sequence[str] | None = None) -> None:
     here = platform.machine()
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--machine", default=here, help="x86_64 or aarch64; default: this one's")
+    parser.add_argument("--machine", default=here, choices=MACHINES, help="default: this one's")
     parser.add_argument("--compiler", default=None, help="a C++ compiler for that machine")
     asked = parser.parse_args(argv)
+    if asked.machine != here and asked.compiler is None:
+        parser.error(f"--machine {asked.machine} needs a --compiler for it")
     build.PREBUILT.mkdir(exist_ok=True)
     for stale in build.PREBUILT.iterdir():
         stale.unlink()
     compiler = asked.compiler or build.find_compiler()
     runnable = {v.name for v in build.variants()} if asked.machine == here else set()
     for variant in build.every(asked.machine):
-        library = write(build.PREBUILT, variant, compiler)
+        try:
+            library = write(build.PREBUILT, variant, compiler)
+        except (OSError, RuntimeError) as error:
+            sys.exit(f"{compiler} makes nothing for {asked.machine}: {error}")
         if variant.name in runnable and not native.build(variant=variant.name):
             sys.exit(native.reason())
         tried = native.reason() if variant.name in runnable else "not tried: not this processor's"
