@@ -390,8 +390,8 @@ def choose_kernels(asked: str, device: torch.device) -> None:
         native.disable("torch path: switched off by --native off")
     elif not native.build(variant=None if asked in ("auto", "on") else asked) and asked != "auto":
         raise ConfigError(
-            f"--native {asked}, but there is no such compiled path ({native.reason()}); install a "
-            "C++ compiler, or take --native auto"
+            f"--native {asked}, but there is no such compiled path ({native.reason()}); "
+            "--native auto does without"
         )
     tell = log.info if native.available() else log.warning
     tell("worker.kernels", path=native.reason(), exact=native.promise())
