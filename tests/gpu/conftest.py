@@ -25,19 +25,14 @@ LENT: Final = (
     "interpreted_step_rows",
 )
 # Whose tests one process runs, in order: they share a stack, or take much of the GPU's memory.
-WHOLE: Final = (
-    "tests/gpu/test_stack.py",
-    "tests/unit/kernels/interpreted/interpreted_large_pools.py",
-)
 LARGE: Final = "interpreted_large_pools"
+WHOLE: Final = ("test_stack", LARGE)
 # Two pools of 6 GB, what lies ahead of them, and what others take meanwhile.
 LARGE_BYTES: Final = 36 << 30
 
 pytest.register_assert_rewrite(
     *(f"tests.unit.kernels.interpreted.{name}" for name in LENT), "tests.unit.kernels.paged_cases"
 )
-
-
 if jit.IS_INTERPRETED:
     import_module("tests.unit.kernels.interpreted.conftest")
 
