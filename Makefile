@@ -25,7 +25,7 @@ BENCH ?= $(shell grep -rl --include='*.py' '^if __name__ ==' benchmarks | grep -
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup fmt lint type protos lock protos-check test test-browser test-node test-cluster test-prometheus test-arm sim serve bench guard flakes mutants wheel images compose-test doctor ci clean
+.PHONY: help setup fmt lint type protos lock protos-check test test-browser test-node test-cluster test-prometheus test-arm test-gpu sim serve bench guard flakes mutants wheel images compose-test doctor ci clean
 
 help:  ## show this
 	@sed -n 's/^\([a-z-]*\):.*##/  \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -89,6 +89,10 @@ test-cluster: setup  ## the ledger in a cluster of stores and under Sentinels, r
 
 test-arm: setup  ## the CPU kernels for ARM, cross-compiled and run by qemu; ARGS='-m arm' for every variant
 	$(BIN)/python -m pytest tests/arm -m 'arm and not slow' $(ARGS)
+
+# What makes a stack, or takes much memory, is one process's.
+test-gpu: setup  ## on a machine with a GPU: kernels, recorded steps, and the stack computing there
+	$(BIN)/python -m pytest tests/gpu -m gpu -q -n auto --dist loadgroup --durations=30 --durations-min=1 $(ARGS)
 
 sim: setup  ## the other half of the whole-system simulation's seeds, under another hash seed
 	PYTHONHASHSEED=1 $(BIN)/python -m pytest tests/sim $(PARALLEL) $(ARGS)

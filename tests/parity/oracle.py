@@ -170,9 +170,14 @@ def ask(factory: pytest.TempPathFactory, name: str | None = None) -> Told:
     return _told(made_once(factory, label, partial(_write_all, names)), names)
 
 
+def ask_ragged(factory: pytest.TempPathFactory, label: str, names: tuple[str, ...]) -> Told:
+    """Of these models, and of their answers the ragged ones only."""
+    return _told(made_once(factory, label, partial(_write_all, names, is_brief=True)), names, True)
+
+
 @cache
-def _told(root: Path, names: tuple[str, ...]) -> Told:
-    crowds, explained = _asked_more(names)
+def _told(root: Path, names: tuple[str, ...], is_brief: bool = False) -> Told:
+    crowds, explained = ([], []) if is_brief else _asked_more(names)
     return Told(
         folders={name: root / name for name in names},
         crowd={n: _read(root / f"crowd-{n}.npz", len(crowd_of(n))) for n in crowds},
@@ -189,9 +194,9 @@ def _asked_more(names: Sequence[str]) -> tuple[list[str], list[str]]:
     return crowds, [n for n in names if n in EXPLAINING]
 
 
-def _write_all(names: Sequence[str], root: Path) -> None:
+def _write_all(names: Sequence[str], root: Path, *, is_brief: bool = False) -> None:
     """Weights, configs and answers by transformers; tokenizers with a chat template by us."""
-    crowds, explained = _asked_more(names)
+    crowds, explained = ([], []) if is_brief else _asked_more(names)
     questions = [
         *(_question("crowd", name, crowd_of(name), CROWD_MAX_TOKENS) for name in crowds),
         *(_question("ragged", name, RAGGED, RAGGED_MAX_TOKENS) for name in names),

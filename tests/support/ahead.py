@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import torch
@@ -23,7 +23,12 @@ from gpu_worker.model.config import read_config
 from gpu_worker.model.decoder import Decoder
 from gpu_worker.model.kv_scales import read_scales
 from gpu_worker.model.weights import Weights, load_weights
-from gpu_worker.runner.device_streams import CpuStreams, DeviceStreams, NotRecorded
+from gpu_worker.runner.device_streams import (
+    CpuStreams,
+    DeviceStreams,
+    NotRecorded,
+    streams_for,
+)
 from gpu_worker.runner.eager_runner import EagerRunner
 from gpu_worker.runner.graph_runner import GraphRunner
 from gpu_worker.runner.kv_cache import PoolSize, allocate_pages, block_bytes
@@ -31,6 +36,8 @@ from gpu_worker.runner.stepping import InTurns, OneAhead, Stepper
 from kernels.kv import fp8
 from kernels.linear.packed_linear import WeightDtype
 from tests.support.mini_scheduler import MiniScheduler
+
+CPU: Final = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,8 +87,9 @@ class Model:
         dtype: torch.dtype = torch.float32,
         weight_dtype: WeightDtype = "auto",
         is_kv_fp8: bool = False,
+        device: torch.device = CPU,
     ) -> None:
-        self.limits = limits
+        self.limits, self.device = limits, device
         self.config = read_config(folder)
         self.dtype = dtype
         self.kv_dtype = fp8.DTYPE if is_kv_fp8 else self.dtype
@@ -91,7 +99,7 @@ class Model:
                 checkpoint,
                 self.config,
                 dtype=self.dtype,
-                device=torch.device("cpu"),
+                device=device,
                 weight_dtype=weight_dtype,
             )
 
@@ -105,7 +113,7 @@ class Model:
         return OneAhead(Rows(self.limits), self.resident())
 
     def resident(self, streams: DeviceStreams | None = None) -> GraphRunner:
-        device = GraphRunner(*self.decoder(), self.limits, streams or CpuStreams())
+        device = GraphRunner(*self.decoder(), self.limits, streams or streams_for(self.device))
         device.record()
         return device
 
@@ -117,7 +125,7 @@ class Model:
             block_bytes=block_bytes(self.config, limits.block_size, self.kv_dtype),
             context_tokens=limits.context_tokens,
         )
-        pages = allocate_pages(self.config, pool, self.kv_dtype, torch.device("cpu"))
+        pages = allocate_pages(self.config, pool, self.kv_dtype, self.device)
         decoder = Decoder(
             self.config,
             self.weights,

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from kaiten.local.child import TETHER
-from kaiten.v1.scheduler_service_pb2 import GetStateRequest
+from kaiten.v1.scheduler_service_pb2 import GetStateRequest, GetStateResponse
 from kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
 from tests.support.whole_stack import wait_until
 
@@ -100,6 +100,10 @@ class Served:
             "a leader",
         )
 
+    def state(self) -> GetStateResponse:
+        """What the leader knows of the cell."""
+        return _state_of(self.leader())
+
     def _first(self, look: Callable[[], Sequence[psutil.Process]], what: str) -> psutil.Process:
         found: list[psutil.Process] = []
 
@@ -144,9 +148,14 @@ class Served:
 def _leads(scheduler: psutil.Process) -> bool:
     """It says so itself."""
     with suppress(psutil.Error, grpc.RpcError):
-        words = scheduler.cmdline()
-        address = f"unix:{words[words.index('--grpc-socket') + 1]}"
-        with grpc.insecure_channel(address) as channel:
-            state = SchedulerServiceStub(channel).GetState(GetStateRequest(), timeout=1.0)
-            return bool(state.is_leader)
+        return _state_of(scheduler).is_leader
     return False
+
+
+def _state_of(scheduler: psutil.Process) -> GetStateResponse:
+    words = scheduler.cmdline()
+    address = f"unix:{words[words.index('--grpc-socket') + 1]}"
+    with grpc.insecure_channel(address) as channel:
+        stub = SchedulerServiceStub(channel)
+        state: GetStateResponse = stub.GetState(GetStateRequest(), timeout=1.0)
+        return state

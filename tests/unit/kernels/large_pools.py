@@ -67,8 +67,11 @@ def _moved(pages: Tensor, blocks: Tensor, count: int) -> Tensor:
 
 
 def empty_pool(count: int, block: Tensor) -> Tensor:
-    """Zeros: so many blocks like this one."""
+    """So many blocks like this one: of zeros, or on a GPU of whatever is there."""
     size = _GUARD_BYTES + count * block.nbytes
+    if block.is_cuda:
+        taken = torch.empty(size, dtype=torch.uint8, device=block.device)
+        return taken[_GUARD_BYTES:].view(block.dtype).view(count, *block.shape)
     memory = mmap.mmap(-1, size, flags=_UNRESERVED)
     pool = torch.frombuffer(memory, dtype=block.dtype, offset=_GUARD_BYTES)
     return pool.view(count, *block.shape)

@@ -10,7 +10,7 @@ from gpu_worker.batch.plan_validation import RowLimits
 from gpu_worker.batch.row_rules import RowRules, rule_changes
 from gpu_worker.batch.step_types import FLOAT_COLUMNS, INT_COLUMNS, RowChanges
 from gpu_worker.runner.device_rows import DeviceRows, staging_bytes
-from gpu_worker.runner.device_streams import CpuStreams
+from gpu_worker.runner.device_streams import streams_for
 from gpu_worker.runner.staging import Staging
 from kernels.rows.edit_rows import edit_rows, edit_rows_reference
 from kernels.sampling.sortable_keys import CHUNK
@@ -42,7 +42,8 @@ def device_rows(vocab: int) -> DeviceRows:
         slots=SLOTS, context_tokens=64, step_tokens=8, block_size=4, block_count=8, vocab_size=vocab
     )
     tokens = (*PROMPT, *OUTPUT)
-    rows = DeviceRows(limits, Staging(CpuStreams(), staging_bytes(limits)), torch.device("cpu"))
+    streams = streams_for(torch.empty(0).device)
+    rows = DeviceRows(limits, Staging(streams, staging_bytes(limits)), streams.device)
     rules = {
         slot: RowRules(sampling(**asked), tokens, len(PROMPT), vocab)
         for slot, asked in RULES.items()
@@ -57,17 +58,19 @@ def device_rows(vocab: int) -> DeviceRows:
     for slot, own in rules.items():
         for name in ("repetition", "presence", "frequency"):
             floats[name][slot] = getattr(own, name)
-    rows.apply(
-        RowChanges(
-            slots=np.arange(SLOTS),
-            ints=np.stack([ints[name] for name in INT_COLUMNS]),
-            floats=np.stack([floats[name] for name in FLOAT_COLUMNS]),
-            stops=np.full((SLOTS, 2), (2, 11), np.int32),
-            places=np.zeros(0, np.int64),
-            blocks=np.zeros(0, np.int32),
-            rules=rule_changes(rules, lambda slot: tokens, vocab),
+    with streams.computing():
+        rows.apply(
+            RowChanges(
+                slots=np.arange(SLOTS),
+                ints=np.stack([ints[name] for name in INT_COLUMNS]),
+                floats=np.stack([floats[name] for name in FLOAT_COLUMNS]),
+                stops=np.full((SLOTS, 2), (2, 11), np.int32),
+                places=np.zeros(0, np.int64),
+                blocks=np.zeros(0, np.int32),
+                rules=rule_changes(rules, lambda slot: tokens, vocab),
+            )
         )
-    )
+    streams.finish()
     return rows
 
 

@@ -20,7 +20,6 @@ from kernels.sampling.top_k_top_p import KEPT
 from tests.support.tolerances import logprobs_exact
 from tests.unit.kernels.draws import same_draws
 
-CPU = torch.device("cpu")
 # No filter, each alone, all; greedy; padding.
 ROWS: list[dict[str, float]] = [
     {"temperature": 0.0},
@@ -79,7 +78,7 @@ def test_few_logits_are_gathered_and_many_are_not() -> None:
     """So that both ways to a bound are under test: a peaked row's, and a flat one's."""
     logits = torch.randn(2, 5 * KEPT, generator=torch.Generator().manual_seed(4))
     logits[1] = logits[1] * 0.01
-    buffers = SamplingBuffers.of(2, 5 * KEPT, CPU)
+    buffers = SamplingBuffers.of(2, 5 * KEPT, logits.device)
     p = params([{"top_k": 50, "top_p": 0.9}, {"top_p": 0.9}])
     assert torch.equal(sample(logits, p, buffers)[0], sample_reference(logits, p)[0])
     found = buffers.filters.found.tolist()
@@ -127,7 +126,7 @@ def test_any_parameters(vocab: int, scale: float, **options: float) -> None:
 def test_buffers_are_reused_and_padding_leaves_them_alone() -> None:
     """A row of negative temperature, as a padded batch has."""
     generator = torch.Generator().manual_seed(5)
-    buffers = SamplingBuffers.of(6, 3 * CHUNK, CPU)
+    buffers = SamplingBuffers.of(6, 3 * CHUNK, torch.empty(0).device)
     buffers.token_ids.fill_(-9)
     for count in (6, 2):
         logits = torch.randn(count, 3 * CHUNK, generator=generator)
@@ -174,7 +173,7 @@ def test_logprobs(vocab: int, k: int) -> None:
 
 def test_logprobs_only_where_wanted() -> None:
     logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(2))
-    buffers = LogprobBuffers.of(4, 50, 3, CPU)
+    buffers = LogprobBuffers.of(4, 50, 3, logits.device)
     buffers.top_ids.fill_(-1)
     wanted, token_ids = torch.tensor([0, -1, 3, -1]), torch.tensor([1, 2, 3, 4])
     logprob, top_ids, _ = token_logprobs(logits, token_ids, 3, wanted, buffers)

@@ -140,18 +140,19 @@ def by_hand() -> RowState:
     )
 
 
-ASKED = Asked(
-    slots=torch.tensor([0, 1, 2, -1]),
-    starts=torch.tensor([0, 1, 2, 8, 9]),
-    token_ids=torch.tensor([-1, -1, 60, 61, 62, 63, 64, -1, -1]),
-)
+def asked_by_hand() -> Asked:
+    return Asked(
+        slots=torch.tensor([0, 1, 2, -1]),
+        starts=torch.tensor([0, 1, 2, 8, 9]),
+        token_ids=torch.tensor([-1, -1, 60, 61, 62, 63, 64, -1, -1]),
+    )
 
 
 @pytest.mark.parametrize("path", ["torch", "triton"])
 def test_by_hand(path: str) -> None:
     dispatch.force(path)
     state = by_hand()
-    step = step_rows(state, ASKED, BLOCK_SIZE)
+    step = step_rows(state, asked_by_hand(), BLOCK_SIZE)
     # The row that ended writes nowhere, and neither does padding; the others close up.
     assert step.token_ids.tolist() == [55, 60, 61, 62, 63, 64, 66, 0, 0]
     assert step.positions.tolist() == [4, 0, 1, 2, 3, 4, 5, 0, 0]
@@ -163,7 +164,7 @@ def test_by_hand(path: str) -> None:
     assert step.context_lengths.tolist() == [5, 0, 6, 0]
     assert step.last_tokens.tolist() == [0, 0, 6, 6]
     ids, ok = torch.tensor([11, 12, 44, 13]), torch.tensor([True, True, True, True])
-    assert advance_rows(state, no_rules(3), ASKED, ids, ok).tolist() == [11, ABSENT, 44, ABSENT]
+    assert advance_rows(state, no_rules(3), asked_by_hand(), ids, ok).tolist() == [11, ABSENT, 44, ABSENT]
     # One by its limit, one by its stop token.
     assert state.is_live.tolist() == [0, 0, 0]
     assert state.num_tokens.tolist() == [6, 7, 7]
@@ -177,7 +178,7 @@ def test_a_broken_row_ends_without_a_token(path: str) -> None:
     dispatch.force(path)
     state = by_hand()
     ok = torch.tensor([False, True, True, True])
-    found = advance_rows(state, no_rules(3), ASKED, torch.tensor([0, 1, 2, 3]), ok)
+    found = advance_rows(state, no_rules(3), asked_by_hand(), torch.tensor([0, 1, 2, 3]), ok)
     assert found.tolist() == [BROKEN, ABSENT, 2, ABSENT]
     assert state.is_live.tolist() == [0, 0, 1]
     assert state.num_tokens.tolist() == [5, 7, 7]
@@ -188,7 +189,7 @@ def test_a_broken_row_ends_without_a_token(path: str) -> None:
 def test_wrong_tensors_are_refused_by_name() -> None:
     state = by_hand()
     with pytest.raises(ValueError, match=r"^token_ids: "):
-        advance_rows(state, no_rules(3), ASKED, torch.tensor([1]), torch.tensor([True]))
+        advance_rows(state, no_rules(3), asked_by_hand(), torch.tensor([1]), torch.tensor([True]))
     with pytest.raises(ValueError, match=r"^slots: "):
         step_rows(state, empty(), BLOCK_SIZE)
     with pytest.raises(ValueError, match=r"^blocks: "):
