@@ -1,8 +1,8 @@
 """`kaiten serve` with two workers on one device: real processes, as a user starts them.
 
-The shipped model in float32, whose greedy texts are the same however they are batched unless two
-tokens are as likely but for rounding: nothing promises that on a GPU (docs/operating.md), and of a
-trained model's likeliest two in ten million it is hardly ever so.
+The shipped model in float32, greedily. Not a token is lost, repeated or changed, but where two are
+as likely but for the last bits of products, which on a GPU depend on the batch (docs/operating.md):
+from there on a text may be another. So much is promised, and no more.
 """
 
 import asyncio
@@ -38,13 +38,15 @@ WORDS: Final = (
     " --gpu-memory-share 0.7 --log-level info"
 )
 MESSAGES: Any = [{"role": "user", "content": "One crab, please."}]
+# Of log-probabilities: logits of size 30 after sums of a few hundred products in float32.
+NEAR: Final = 1e-4
 PROMPTS: Final = [
     "Once upon a time " + "there was a chef and a crab and an eel " * (index % 9)
     for index in range(32)
 ]
 LENGTHS: Final = [8 + 29 * index % 120 for index in range(32)]
 # A kill meets it in the midst.
-LONG_TOKENS: Final = 800
+LONG_TOKENS: Final = 800 if IS_GPU else 200
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +76,20 @@ def problem(stack: Served) -> str:
 
 def connected(stack: Served) -> int:
     return sum(worker.is_connected for worker in stack.state().workers)
+
+
+def check_same(own: Completion, known: Completion) -> None:
+    """Greedy texts of as many tokens, the same ones up to the first that was nearly a tie."""
+    (one,), (other,) = own.choices, known.choices
+    told = [len(choice.token_ids) for choice in (one, other)]
+    assert told == [one.output_tokens, other.output_tokens]
+    assert told[0] == told[1]
+    for index, (first, second) in enumerate(zip(one.token_ids, other.token_ids, strict=True)):
+        if first != second:
+            best, next_best = (logprob for _, logprob in other.logprobs[index].top)
+            assert best - next_best < NEAR, f"token {index} is another"
+            return
+    assert one.text == other.text
 
 
 def model_of(client: OpenAI) -> str:
@@ -134,7 +150,7 @@ async def all_at_once(stack: Served, indices: list[int]) -> list[Completion]:
                 *(
                     client.complete(
                         PROMPTS[index], max_tokens=LENGTHS[index], temperature=0.0,
-                        ignore_eos=True, return_token_ids=True,
+                        ignore_eos=True, return_token_ids=True, logprobs=2,
                     )
                     for index in indices
                 )
@@ -147,7 +163,7 @@ async def test_many_at_once_get_what_each_gets_alone(stack: Served) -> None:
     assert [one.choices[0].output_tokens for one in together] == LENGTHS
     for index in (0, 5, 8, 31):
         (alone,) = await all_at_once(stack, [index])
-        assert alone.choices[0].token_ids == together[index].choices[0].token_ids
+        check_same(together[index], alone)
 
 
 async def test_who_goes_away_leaves_no_block_behind(stack: Served) -> None:
@@ -171,22 +187,22 @@ async def test_who_goes_away_leaves_no_block_behind(stack: Served) -> None:
 
 
 async def long_stories(stack: Served, started: asyncio.Event | None = None) -> list[Completion]:
-    """8 greedy ones and 8 seeded; `started` is set when each has got some of its output."""
+    """16 of them; `started` is set when each has got some of its output."""
     async with AsyncClient(stack.address, resume_s=WAIT_S) as client:
         streaming = set[int]()
 
-        async def one(seed: int) -> Completion:
+        async def one(index: int) -> Completion:
             generation = client.generate(
-                PROMPTS[seed], seed=seed, temperature=float(seed % 2), max_tokens=LONG_TOKENS,
-                ignore_eos=True, return_token_ids=True,
+                PROMPTS[index], temperature=0.0, max_tokens=LONG_TOKENS, ignore_eos=True,
+                return_token_ids=True, logprobs=2,
             )  # fmt: skip
             async for _ in generation:
-                streaming.add(seed)
+                streaming.add(index)
                 if started is not None and len(streaming) == 16:
                     started.set()
             return await generation.result()
 
-        return list(await asyncio.gather(*(one(seed) for seed in range(16))))
+        return list(await asyncio.gather(*(one(index) for index in range(16))))
 
 
 async def test_of_a_worker_that_serves_there_is_a_profile(stack: Served, tmp_path: Path) -> None:
@@ -227,11 +243,8 @@ async def test_a_worker_that_is_killed_is_not_seen_by_clients(stack: Served) -> 
     assert not disturbed.done(), "nothing was left to go on with"
     results = await asyncio.wait_for(disturbed, WAIT_S)
     assert {result.choices[0].output_tokens for result in results} == {LONG_TOKENS}
-    own, known = (
-        [(one.choices[0].token_ids, one.choices[0].text) for one in told]
-        for told in (results, undisturbed)
-    )
-    assert own == known
+    for own, known in zip(results, undisturbed, strict=True):
+        check_same(own, known)
     await asyncio.to_thread(victim.wait, WAIT_S)
     # And another has taken its place.
     await asyncio.to_thread(wait_until, lambda: connected(stack) == 2, "two workers again", WAIT_S)

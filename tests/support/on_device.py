@@ -13,7 +13,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
-DEVICE: Final = torch.device(os.environ.get("KAITEN_TEST_DEVICE", "cuda"))
+DEVICE: Final = torch.device(os.environ.get("KAITEN_TEST_DEVICE", "cuda:0"))
 IS_GPU: Final = DEVICE.type == "cuda"
 
 
