@@ -57,7 +57,7 @@ class Step:
         tokens, group = len(q), q.size(1) // kv_heads
         plan = plan_attention(
             case.query_starts, case.context_lengths, dtype=q.dtype, queries_max=1,
-            context_max=POSITIONS_MAX, head_dim=head_dim, tokens=tokens, group=group,
+            context_max=POSITIONS_MAX, tokens=tokens, group=group,
         )  # fmt: skip
         rows = len(case.context_lengths)
         return with_parts(
