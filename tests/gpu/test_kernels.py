@@ -53,7 +53,8 @@ def shown(case: Case) -> str:
 # short rows, of chunks with a prefix and without, in several tiles, and padding.
 COUNTS: Final = (1, 1, 1, 0, 2, 5, 40, 1, LONG_TILE + 1, 2 * LONG_TILE + 2, 1)
 CONTEXTS: Final = (
-    1, 63, SPLIT, 0, SPLIT + 1, 3 * SPLIT + 7, 40, 2 * SPLIT - 1, 700, 2 * LONG_TILE + 2, 4 * SPLIT + 1,
+    1, 63, SPLIT, 0, SPLIT + 1, 3 * SPLIT + 7, 40, 2 * SPLIT - 1, 700, 2 * LONG_TILE + 2,
+    4 * SPLIT + 1,
 )  # fmt: skip
 
 
