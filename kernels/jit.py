@@ -60,6 +60,11 @@ def compiled(function: Callable[..., Any]) -> Any:
     return triton.jit(function, do_not_specialize=changing)
 
 
+def constant(value: bool) -> Any:
+    """A name of a module that kernels may read."""
+    return tl.constexpr(value) if IS_THERE else value
+
+
 def driver_problem() -> str | None:
     """Why Triton cannot launch on the GPU of this process; None: it can.
 
@@ -158,7 +163,7 @@ def wait_for_neighbour(PDL: constexpr) -> None:
 
 def neighbourly(device: torch.device) -> dict[str, bool]:
     """Arguments of a kernel that calls `wait_for_neighbour`, and of its launch."""
-    if not variants.is_on("programmatic-launch"):
+    if IS_INTERPRETED or not variants.is_on("programmatic-launch"):
         return {"PDL": False}
     has_it = device.type != "cuda" or _capability(device) >= (9, 0)
     return {"PDL": True, "launch_pdl": True} if has_it else {"PDL": False}

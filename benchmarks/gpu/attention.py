@@ -167,7 +167,6 @@ def _plan(pool: Pool, starts: Tensor, q: Tensor, queries_max: int) -> AttentionP
         dtype=q.dtype,
         queries_max=queries_max,
         context_max=int(pool.contexts.max()),
-        head_dim=HEAD_DIM,
     )
     return with_parts(
         plan,

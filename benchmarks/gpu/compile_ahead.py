@@ -18,10 +18,9 @@ from benchmarks.gpu.attention import (
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.models import Shape, limits_of, random_weights, resident, shapes
 from benchmarks.gpu.steps import quick_on_cpu
-from benchmarks.gpu.variants import OF_DECODES, OF_PROMPTS, SPLITS, otherwise
+from benchmarks.gpu.variants import OF_DECODES, SPLITS, otherwise
 from gpu_worker.runner.step_graphs import decode_buckets
 from gpu_worker.runner.warm_up import make_ready
-from kernels import variants
 from kernels.attention.plan import LONG_SPLIT, SPLIT
 
 
@@ -51,9 +50,6 @@ def ways(bench: Bench) -> None:
         for name in (*OF_DECODES, SPLITS):
             with otherwise(name):
                 resident(one, weights, limits, bench, decode_buckets([1, slots]))
-    with variants.forced(OF_PROMPTS, True):
-        for context in (bench.sized(256, 20), bench.sized(2 * LONG_SPLIT, 40)):
-            attend_chunk(bench, bench.sized(256, 9), context, has_own=True)()
     for size in (BLOCK_SIZE, TILE_BLOCK_SIZE):
         pool = Pool(bench, [bench.sized(2 * SPLIT, 20)] * 2, size)
         attend_decode(bench, random_queries(bench, 2), pool)()

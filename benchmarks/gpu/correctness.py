@@ -118,7 +118,7 @@ def _decode(bench: Bench) -> list[tuple[Tensor, Tensor]]:
     pages, qkv = _randn(bench, 2, rows * width, 8, 16, 128), _randn(bench, rows, 48, 128)
     plan = plan_attention(
         starts, ends.int(), tokens=rows, group=4, dtype=bench.dtype, queries_max=1,
-        context_max=max(contexts), head_dim=128,
+        context_max=max(contexts),
     )  # fmt: skip
     results = []
     for run in (decode_attention, decode_attention_reference):

@@ -14,7 +14,6 @@ from torch import Tensor
 from benchmarks.gpu.bench import Bench
 from gpu_worker.runner.block_copies import BlockCopies
 from gpu_worker.runner.kv_cache import free_memory_bytes
-from kernels import variants
 from kernels.attention.decode_attention import decode_attention
 from kernels.attention.paged_attention import paged_attention
 from kernels.attention.plan import plan_attention
@@ -152,8 +151,6 @@ class _Step:
             "paged_attention, short rows": lambda pool: self._attend(pool, 1),
             "paged_attention, long rows": lambda pool: self._attend(pool, self._sizes.queries),
         }
-        if not self._is_fp8:
-            found["paged_attention, prefill-ahead"] = self._attend_ahead
         # Last: nobody reads what it leaves.
         return {**found, "block copies": self._copy}
 
@@ -186,7 +183,7 @@ class _Step:
         starts, contexts = self._starts(1), self._contexts.int()
         plan = plan_attention(
             starts, contexts, tokens=len(q), group=sizes.heads // sizes.kv_heads, dtype=q.dtype,
-            queries_max=1, context_max=max(sizes.contexts), head_dim=sizes.head_dim,
+            queries_max=1, context_max=max(sizes.contexts),
         )  # fmt: skip
         return decode_attention(
             q, k, v, self._positions, self._cos_sin, pool.k, pool.v, self._slots(pool),
@@ -199,10 +196,6 @@ class _Step:
             q, pool.k, pool.v, pool.tables, self._starts(count), self._contexts.int(),
             self._scale, scales=pool.scales,
         )  # fmt: skip
-
-    def _attend_ahead(self, pool: Pool) -> Tensor:
-        with variants.forced("prefill-ahead", True):
-            return self._attend(pool, self._sizes.queries)
 
     def _copy(self, pool: Pool) -> Tensor:
         """The first blocks of either side to the last ones, in which sides alternate."""

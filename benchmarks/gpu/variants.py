@@ -9,22 +9,19 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Final
 
-from benchmarks.gpu.attention import attend_chunk
-from benchmarks.gpu.bench import Bench, Call
+from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.models import random_weights, shapes
 from benchmarks.gpu.steps import Batch, quick_on_cpu
 from benchmarks.gpu.turns import decision, figures
 from kernels import variants
 from kernels.attention import decode_attention, plan, triton_launch
 
-OF_PROMPTS: Final = "prefill-ahead"
 OF_DECODES: Final = ("decode-in-one", "programmatic-launch")
-SPLITS: Final = "splits of 256"
+SPLITS: Final = "splits of 512"
 
 
 def each(bench: Bench) -> None:
     verdicts: dict[str, list[str]] = {}
-    _prompts(bench, verdicts)
     with quick_on_cpu(bench):
         _decodes(bench, verdicts)
     for name, found in verdicts.items():
@@ -33,21 +30,6 @@ def each(bench: Bench) -> None:
             "variants decided", what=name, default="on" if is_default else "off",
             should_be=decision(found, is_default=is_default), cases=len(found),
         )  # fmt: skip
-
-
-def _prompts(bench: Bench, verdicts: dict[str, list[str]]) -> None:
-    """A prompt, and a chunk behind a long prefix."""
-    cases = ((8192, 8192), (512, 65536))
-    for tokens, context in ((24, 24),) if bench.is_tiny else cases:
-        call = attend_chunk(bench, tokens, context, has_own=True)
-
-        def seconds(is_taken: bool, call: Call = call) -> float:
-            with variants.forced(OF_PROMPTS, is_taken):
-                return bench.seconds([call])
-
-        ways = {"taken": partial(seconds, True), "without": partial(seconds, False)}
-        found = bench.in_turns(ways, turns=7)
-        _say(bench, verdicts, OF_PROMPTS, f"{tokens} tokens", 1, context, found)
 
 
 def _decodes(bench: Bench, verdicts: dict[str, list[str]]) -> None:
@@ -82,7 +64,7 @@ def otherwise(name: str) -> Iterator[None]:
     """Within, what `name` says is not as by default; "usual": all is."""
     with ExitStack() as stack:
         if name == SPLITS:
-            stack.enter_context(splits_of(256))
+            stack.enter_context(splits_of(512))
         elif name != "usual":
             stack.enter_context(variants.forced(name, not _is_default(name)))
         yield

@@ -186,7 +186,9 @@ def specialisations(shape: Shape, arch: int) -> list[Specialisation]:
 
     dispatch.force("triton")
     try:
-        with torch.device("meta"), _recording(modules.values(), keep):
+        # Which changes nothing that the table is about.
+        plain = variants.forced("programmatic-launch", False)
+        with torch.device("meta"), plain, _recording(modules.values(), keep):
             _launch_all(shape, modules)
     finally:
         dispatch.force(None)
@@ -200,7 +202,7 @@ def _variant(arguments: Mapping[str, Any]) -> str:
     if "GROUP_TILE" in arguments:
         return f"{' normed' * arguments['NORMS']}{masked}"
     if arguments.get("SPLIT") == long_split:
-        return f" long{' ahead' * arguments.get('AHEAD', False)}{masked}"
+        return f" long{masked}"
     if masked:
         return masked
     if kind := arguments.get("KIND"):
@@ -293,9 +295,7 @@ def _launch_all(shape: Shape, modules: Mapping[str, ModuleType]) -> None:
     attend = modules["paged_attention"].paged_attention
     for window, softcap in ((None, None), *shape.masks):
         masked = {"window": window, "softcap": softcap}
-        for is_ahead in (False, True):
-            with variants.forced("prefill-ahead", is_ahead):
-                attend(q, *pages, *step, head_dim**-0.5, scales=scales, own=(k, v), **masked)
+        attend(q, *pages, *step, head_dim**-0.5, scales=scales, own=(k, v), **masked)
         _launch_decode(shape, modules, qkv[:4], pages, tables, scales, masked)
     logits, token_ids = torch.empty(tokens, shape.vocab), torch.empty(tokens, dtype=torch.int64)
     ids = dict.fromkeys(("top_k", "seed", "choice", "position"), token_ids)
@@ -317,7 +317,7 @@ def _launch_decode(
     starts, contexts = tables[0, : rows + 1], tables[0, :rows]
     plan = modules["plan"].plan_attention(
         starts, contexts, tokens=rows, group=heads // kv_heads, dtype=shape.dtype,
-        context_max=131072, queries_max=1, head_dim=shape.head_dim,
+        context_max=131072, queries_max=1,
     )  # fmt: skip
     cos_sin = torch.empty(131072, 2, shape.head_dim // 2)
     places = *pages, positions, tables[:rows], starts, contexts, shape.head_dim**-0.5

@@ -2,10 +2,11 @@
 
     python -m benchmarks.kernels.attention_tasks          --save appends to results/
 
-A program takes every n-th task of the plan. Its time is counted in positions it reads, and what a
-task costs before its first (loads that wait for one another) in positions too: 40, about 2 us of an
-H200 that reads 512 positions of a KV head with 3 programs a processor in 24 us. An estimate: no
-kernel has been timed. The fraction is what an even share would take over what the last one takes.
+A program takes a task of each n of the plan, as `item_of` of kernels/attention/triton_kernels.py
+says. Its time is counted in positions it reads, and what a
+task costs before its first (loads that wait for one another) in positions too: 16, about 2 us of an
+H200 that reads 256 positions of a KV head with 8 programs a processor in 32 us. The fraction is
+what an even share would take over what the last one takes.
 """
 
 import argparse
@@ -18,9 +19,9 @@ from benchmarks.recording import record
 from kernels.attention.plan import SPLIT, attention_plan_reference
 
 KV_HEADS = 8
-# An H200's processors, three programs each.
-PROGRAMS = 132 * 3
-TASK_POSITIONS = 40
+# An H200's processors, eight programs each.
+PROGRAMS = 132 * 8
+TASK_POSITIONS = 16
 
 
 def batches() -> dict[str, list[int]]:
@@ -50,7 +51,7 @@ def planned(contexts: Sequence[int]) -> list[int]:
     """Positions of each task, as programs take them from the plan."""
     starts = torch.arange(len(contexts) + 1, dtype=torch.int32)
     tasks, *_ = attention_plan_reference(starts, torch.tensor(contexts), 1, 1)
-    spans = [(contexts[row], start * SPLIT, size * SPLIT) for row, _, _, start, size in tasks]
+    spans = [(context, start * SPLIT, size * SPLIT) for *_, context, _, _, start, size in tasks]
     return [min(size, most - start) for most, start, size in reversed(spans)]
 
 
@@ -59,7 +60,8 @@ def fraction(tasks: Sequence[int], task_positions: int = TASK_POSITIONS) -> floa
     times = [0] * PROGRAMS
     items = [task for task in tasks for _ in range(KV_HEADS)]
     for index, positions in enumerate(items):
-        times[index % PROGRAMS] += positions + task_positions
+        past, program = divmod(index, PROGRAMS)
+        times[PROGRAMS - 1 - program if past % 2 else program] += positions + task_positions
     return sum(items) / PROGRAMS / max(times)
 
 
@@ -71,7 +73,6 @@ def main() -> None:
         orders = {
             "row_after_row": row_after_row(contexts, SPLIT),
             "longest_first": planned(contexts),
-            "longest_first_256": sorted(row_after_row(contexts, 256), reverse=True),
         }
         found = {
             f"{order}_{words}": round(fraction(tasks, each), 3)

@@ -57,7 +57,6 @@ def layer_us() -> float:
     group = heads // kv_heads
     plan = plan_attention(
         starts, contexts, tokens=rows, group=group, dtype=half, context_max=1024, queries_max=1,
-        head_dim=head_dim,
     )  # fmt: skip
     plan = with_parts(
         plan, rows=rows, tokens=rows, kv_heads=kv_heads, group=group, head_dim=head_dim

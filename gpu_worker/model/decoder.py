@@ -150,7 +150,6 @@ class Decoder:
             group=config.heads // config.kv_heads,
             head_dim=config.head_dim,
             dtype=norm.dtype,
-            device=norm.device,
         )
         self._parts = Parts.of(size, norm.device)
 
@@ -251,7 +250,6 @@ class Decoder:
             dtype=self.weights.norm.dtype,
             queries_max=queries.row_max,
             context_max=step.context_max or step.block_tables.size(2) * pages.size(2),
-            head_dim=config.head_dim,
         )
         return with_parts(
             plan,

@@ -33,7 +33,7 @@ from kernels.attention.paged_attention import (
     paged_attention_reference,
 )
 from kernels.attention.plan import PARTS_MAX, SHORT_TILE, SPLIT, TASK, AttentionPlan, dim_tile
-from kernels.attention.triton_launch import PARTS_AT_ONCE, Tiling, parts_for, tiling_for
+from kernels.attention.triton_launch import PARTS_AT_ONCE, parts_for, short_tiling
 from kernels.checks import require
 from kernels.kv import fp8
 from kernels.kv.rope_write_kv import check_rope_write_kv, rope_write_kv, rope_write_kv_reference
@@ -58,32 +58,7 @@ def decode_attention_reference(
     )
 
 
-def decode_tiling(
-    q: Tensor, group: int, block_size: int, *, is_fp8: bool, has_window: bool, is_dear: bool
-) -> Tiling:  # fmt: skip
-    """As `tiling_for` of short rows, chosen likewise 2026-11-25 and not timed on a GPU either.
-
-    `is_dear`: heads are normed, or scores capped.
-    """
-    tiling = tiling_for(
-        q, group, SHORT_TILE, block_size, is_long=False, is_fp8=is_fp8, has_window=has_window
-    )
-    if q.dtype == torch.float32:
-        return tiling._replace(warps=8, programs=2, registers=128)
-    # Two of these three take more than lets three programs fit.
-    has_large_pages = block_size >= 64 and not is_fp8
-    is_crowded = has_window + is_dear + has_large_pages >= 2
-    programs = 2 if is_crowded and tiling.programs == 3 else tiling.programs
-    if has_large_pages and programs == 3:
-        # Told so, this one spills; it takes 168 untold.
-        return tiling._replace(registers=None)
-    # Not told, compilers make room for a program more than are launched, and spill.
-    return tiling._replace(programs=programs, registers=_REGISTERS_OF[programs])
-
-
 IN_ONE_GROUP_MAX: Final = 16
-# With four warps, of all that a processor has.
-_REGISTERS_OF: Final = {2: 255, 3: 168, 4: 128}
 
 
 def _decode_attention_triton(
@@ -100,10 +75,10 @@ def _decode_attention_triton(
     group, is_fp8 = heads // kv_heads, scales is not None
     rows = len(context_lengths)
     parts = parts_for(plan, q, rows=rows, kv_heads=kv_heads)
-    tiling = decode_tiling(
-        q, group, block_size, is_fp8=is_fp8, has_window=window is not None,
-        is_dear=softcap is not None or norms is not None,
-    )  # fmt: skip
+    is_masked = window is not None or softcap is not None
+    tiling = short_tiling(q, group, block_size, is_fp8=is_fp8, is_masked=is_masked)
+    if q.dtype == torch.float32:
+        tiling = tiling._replace(warps=8, programs=2, registers=128)
     group_tile = jit.power_of_two(group)
     # A line for the key, beside those for the heads.
     query_tile = max(SHORT_TILE, jit.power_of_two(group + 1))
@@ -113,8 +88,7 @@ def _decode_attention_triton(
         fp8.as_bytes(k_pages), fp8.as_bytes(v_pages), out,
         parts.sums, parts.tops, parts.totals, parts.arrived,
         parts.tops if scales is None else scales,
-        block_tables, query_starts, context_lengths,
-        plan.short.table, plan.short.total, plan.short.kept_starts,
+        block_tables, plan.short.table, plan.short.total, plan.short.kept_starts,
         block_tables.stride(0), cos_sin.size(0), k_pages.size(0) * block_size, eps,
         scale * math.log2(math.e), window or 0, softcap or 0.0,
         q.stride(0), k.stride(0), v.stride(0),

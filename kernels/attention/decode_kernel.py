@@ -16,8 +16,8 @@ cost     as decode_attention. Queries are read and turned once per split, 2 KiB 
 from __future__ import annotations
 
 from kernels import jit
-from kernels.attention.plan import short_level_of
-from kernels.attention.triton_kernels import combined, keep_part
+from kernels.attention.plan import short_level_of, short_splits_of
+from kernels.attention.triton_kernels import combined, item_of, keep_part, turns_end
 from kernels.attention.walks import attended, scaled
 from kernels.jit import constexpr, pointer, scalar, stride, tl
 from kernels.kv import fp8
@@ -52,13 +52,13 @@ def _turned(
 @jit.compiled
 def _write(
     key: pointer, is_key: pointer, value: pointer, k_pages: pointer, v_pages: pointer,
-    slot: scalar, slots_max: scalar, scales: pointer, kv_head: scalar, is_last: scalar,
+    slot: scalar, slots_max: scalar, scales: pointer, kv_head: scalar,
     KV_HEADS: constexpr, HEAD_DIM: constexpr, BLOCK_SIZE: constexpr, DIM_TILE: constexpr,
     IS_FP8: constexpr,
 ) -> None:  # fmt: skip
     """A line of `key`, and `value`, to a slot of the pages."""
     dim = tl.arange(0, DIM_TILE)[None, :]
-    is_kept = is_last & (slot >= 0) & (slot < slots_max) & (dim < HEAD_DIM)
+    is_kept = (slot >= 0) & (slot < slots_max) & (dim < HEAD_DIM)
     # int64 from the slot on: block * elements of a block passes 2^31 in a large pool.
     place = (slot // BLOCK_SIZE * KV_HEADS + kv_head) * BLOCK_SIZE + slot % BLOCK_SIZE
     to = place * HEAD_DIM + dim
@@ -93,11 +93,13 @@ def _queries(
         heads, tl.where(is_key, k_norm, q_norm), table, (line <= GROUP)[:, None],
         context <= positions_max, eps, HEAD_DIM, HALF, DIM_TILE, NORMS,
     )  # fmt: skip
-    _write(
-        queries, is_key, v + kv_head * HEAD_DIM, k_pages, v_pages, slot, slots_max, scales,
-        kv_head, is_last, KV_HEADS, HEAD_DIM, BLOCK_SIZE, DIM_TILE, IS_FP8,
-    )  # fmt: skip
-    tl.debug_barrier()
+    # Dividing by a scale takes as long as a tile of positions: no other split need do it.
+    if is_last:
+        _write(
+            queries, is_key, v + kv_head * HEAD_DIM, k_pages, v_pages, slot, slots_max, scales,
+            kv_head, KV_HEADS, HEAD_DIM, BLOCK_SIZE, DIM_TILE, IS_FP8,
+        )  # fmt: skip
+        tl.debug_barrier()
     return queries
 
 
@@ -106,8 +108,7 @@ def decode_kernel(
     q: pointer, k: pointer, v: pointer, q_norm: pointer, k_norm: pointer, cos_sin: pointer,
     slot_mapping: pointer, k_pages: pointer, v_pages: pointer, out: pointer,
     sums_out: pointer, tops_out: pointer, totals_out: pointer, arrived: pointer, scales: pointer,
-    block_tables: pointer, query_starts: pointer, context_lengths: pointer,
-    tasks: pointer, total_tasks: pointer, kept_starts: pointer,
+    block_tables: pointer, tasks: pointer, total_tasks: pointer, kept_starts: pointer,
     table_stride: scalar, positions_max: scalar, slots_max: scalar, eps: scalar,
     scale_log2: scalar, window: scalar, softcap: scalar,
     q_stride: stride, k_stride: stride, v_stride: stride,
@@ -122,15 +123,13 @@ def decode_kernel(
     jit.wait_for_neighbour(PDL)
     line = tl.arange(0, QUERY_TILE)
     items = tl.load(total_tasks) * KV_HEADS
-    # From the last, the longest, on; counted upwards, as in `attend_kernel`.
-    for turn in tl.range(tl.program_id(0), items, tl.num_programs(0), disable_licm=True):
-        item = items - 1 - turn
+    for turn in tl.range(tl.program_id(0), turns_end(items), tl.num_programs(0), disable_licm=True):
+        item = item_of(turn, items)
         kv_head = item % KV_HEADS
         task = tasks + item // KV_HEADS * TASK
-        row = tl.load(task)
-        start, size = tl.load(task + 3) * SPLIT, tl.load(task + 4) * SPLIT
-        token = tl.load(query_starts + row).to(tl.int64)
-        context = tl.load(context_lengths + row)
+        row, token = tl.load(task), tl.load(task + 1).to(tl.int64)
+        context = tl.load(task + 3)
+        start, size = tl.load(task + 6) * SPLIT, tl.load(task + 7) * SPLIT
         stop = tl.minimum(context, start + size)
         behind = tl.maximum(context - window, 0) if HAS_WINDOW else 0
         if HAS_WINDOW:
@@ -146,27 +145,26 @@ def decode_kernel(
             top, total, sums = attended(
                 queries, by, k_pages, v_pages, k, v, block_tables + row.to(tl.int64) * table_stride,
                 0, kv_head, context - 1, 0, line * 0, start, behind, stop, 0, 0, 0, window, softcap,
-                KV_HEADS, HEAD_DIM, BLOCK_SIZE, POSITIONS, False, False, True, WIDENS, IS_FP8,
+                KV_HEADS, HEAD_DIM, BLOCK_SIZE, POSITIONS, False, True, WIDENS, IS_FP8,
                 HAS_WINDOW, HAS_SOFTCAP,
             )  # fmt: skip
             if IS_FP8:
                 sums *= 256.0 * tl.load(scales + KV_HEADS + kv_head)
             keep_part(
-                out, sums_out, tops_out, totals_out, tasks, item, query_starts, context_lengths,
-                kept_starts, top, total, sums, KV_HEADS, GROUP, HEAD_DIM, 1, SPLIT, TASK, False,
+                out, sums_out, tops_out, totals_out, tasks, item, top, total, sums,
+                KV_HEADS, GROUP, HEAD_DIM, 1, SPLIT, TASK, False,
             )  # fmt: skip
             _arrive(
-                out, sums_out, tops_out, totals_out, arrived, tasks, item, query_starts,
-                context_lengths, kept_starts, window, KV_HEADS, GROUP, HEAD_DIM, DIM_TILE,
-                SPLIT, PARTS_MAX, TASK, GROUP_TILE, PARTS_AT_ONCE, HAS_WINDOW,
+                out, sums_out, tops_out, totals_out, arrived, tasks, item, kept_starts, window,
+                KV_HEADS, GROUP, HEAD_DIM, DIM_TILE, SPLIT, PARTS_MAX, TASK, GROUP_TILE,
+                PARTS_AT_ONCE, HAS_WINDOW,
             )  # fmt: skip
 
 
 @jit.compiled
 def _arrive(
     out: pointer, sums: pointer, tops: pointer, totals: pointer, arrived: pointer,
-    tasks: pointer, item: scalar, query_starts: pointer, context_lengths: pointer,
-    kept_starts: pointer, window: scalar,
+    tasks: pointer, item: scalar, kept_starts: pointer, window: scalar,
     KV_HEADS: constexpr, GROUP: constexpr, HEAD_DIM: constexpr, DIM_TILE: constexpr,
     SPLIT: constexpr, PARTS_MAX: constexpr, TASK: constexpr,
     GROUP_TILE: constexpr, PARTS_AT_ONCE: constexpr, HAS_WINDOW: constexpr,
@@ -174,13 +172,13 @@ def _arrive(
     """If all other parts of the row's KV head are there: their sum."""
     HEADS: tl.constexpr = KV_HEADS * GROUP
     kv_head = item % KV_HEADS
-    row = tl.load(tasks + item // KV_HEADS * TASK)
-    context = tl.load(context_lengths + row)
-    if context > SPLIT:
-        size = SPLIT << short_level_of(context, SPLIT, PARTS_MAX)
-        last = (context - 1) // size
+    task = tasks + item // KV_HEADS * TASK
+    row, begin, context = tl.load(task), tl.load(task + 1), tl.load(task + 3)
+    size = SPLIT << short_level_of(context, SPLIT, PARTS_MAX)
+    last = short_splits_of(context, size) - 1
+    if last > 0:
         # Parts wholly behind the window are never written.
-        first = tl.maximum(context - window, 0) // size if HAS_WINDOW else 0
+        first = tl.minimum(tl.maximum(context - window, 0) // size, last) if HAS_WINDOW else 0
         counter = arrived + row * KV_HEADS + kv_head
         # All threads' stores before the one that counts, and its count before anybody's loads.
         tl.debug_barrier()
@@ -190,7 +188,7 @@ def _arrive(
             head = kv_head * GROUP
             combined(
                 out, sums, tops, totals,
-                tl.load(query_starts + row).to(tl.int64) * HEADS + head,
+                begin.to(tl.int64) * HEADS + head,
                 tl.load(kept_starts + row).to(tl.int64) * HEADS + head,
                 tl.zeros((), tl.int64) + HEADS, first, last + 1,
                 GROUP, HEAD_DIM, DIM_TILE, GROUP_TILE, PARTS_AT_ONCE,

@@ -5,17 +5,21 @@ into tiles of query tokens. A tile holds tokens x the heads of a KV head. The po
 may see are cut into splits, at positions that follow from the row alone, and a tile's split is a
 task. Partial results of tiles with several splits (parts) are kept, so splits grow with contexts:
 
-formula  short row: splits of SPLIT << level positions, of the least level with <= PARTS_MAX splits
+formula  short row: splits of SPLIT << level positions; level 0 up to PARTS_MAX / 8 of them, then
+         the least from 1 on with <= PARTS_MAX; the last has at least half of that, and less than
+         one and a half
          long row:  split i begins at LONG_SPLIT * (((N + i % N) << i // N) - N), N = LONG_ALIKE:
          |-8192-|-8192-|-8192-|-8192-|--16384--|--16384--|--16384--|--16384--|---32768---| ...
          a row of 2 tokens or more whose parts would be beyond PARTS_MAX is long
-         programs take tasks from the last on: short ones lie shortest first, long ones by rows
+         programs take tasks from the last on, and every other round in the other direction: short
+         ones lie shortest first, long ones by rows
 shapes   query_starts     [rows + 1] int32, ascending from 0
          context_lengths  [rows] int32
-returns  of short and of long rows: tasks [tasks, 8] int32 (row, first token, split, its start and
-         size in units of SPLIT or LONG_SPLIT, three unused), how many there are, and
+returns  of short and of long rows: tasks [tasks, 8] int32 (row; where its query tokens begin, and
+         how many; its context; the tile's first token; parts of the rows and splits before; the
+         split's start and size in units of SPLIT or LONG_SPLIT), how many there are, and
          kept_starts [rows + 1] int32, parts of the rows before; nothing is read back to the host
-cost     a program per row, each of which reads 8 bytes of every row and writes 20 per task: a few
+cost     a program per row, each of which reads 8 bytes of every row and writes 32 per task: a few
          microseconds at 256 rows
 """
 
@@ -32,10 +36,10 @@ from kernels import jit
 from kernels.checks import refuse, require_ids
 from kernels.jit import constexpr, pointer, scalar, tl
 
-# Positions per split. 512 positions of 8 KV heads are 64 tasks per 4096 tokens, and the partial
-# sums are 1.6 % of the bytes read (group of 4, bf16). How long programs wait for the last of them,
-# by split size and order of tasks: benchmarks/results/attention_tasks.jsonl.
-SPLIT: Final = 512
+# Positions per split, timed on an H200: of 1024 positions, 64 rows of 1k are a tenth faster and one
+# row takes half as long again. The partial sums are 3 % of the bytes read (group of 4, bf16). How
+# long programs wait for the last of them: benchmarks/results/attention_tasks.jsonl.
+SPLIT: Final = 256
 # Parts that a short row may keep: (token, split) pairs. 128 splits of 8 KV heads are 1024 tasks, so
 # a single row still fills a GPU, and 256 rows of 32 heads of 128 keep 545 MB whatever they see.
 PARTS_MAX: Final = 128
@@ -45,15 +49,11 @@ LONG_SPLIT: Final = 8192
 # Splits of a long row that are of one size, before those of twice the size. Sizes that grow keep
 # few parts of long prompts, and stay where they are however a prompt is cut into chunks.
 LONG_ALIKE: Final = 4
-# Ints of a task: five, and what makes it one read of 32 bytes.
+# Ints of a task: one read of 32 bytes tells all that a program must know of its row.
 TASK: Final = 8
 # Rows of a tile: the least that a tensor core takes, and what one program's registers hold.
 SHORT_TILE: Final = 16
 LONG_TILE: Final = 64
-# On sm_90: two groups of warps, each with 64 of them, read keys and values together, so that half
-# as many bytes feed the same multiplications. On sm_100 it spills, and sm_80 has not the memory.
-WIDE_TILE: Final = 128
-WIDE_HEAD_DIM_MAX: Final = 128
 GROUP_MAX: Final = LONG_TILE
 
 
@@ -116,14 +116,14 @@ class PartsSize:
     @classmethod
     def worst(
         cls, *, rows: int, tokens: int, positions: int, kv_heads: int, group: int, head_dim: int,
-        dtype: torch.dtype, device: torch.device,
+        dtype: torch.dtype,
     ) -> PartsSize:  # fmt: skip
         """Of any step of no more rows, query tokens and positions.
 
         Not by what the KV pool holds: rows that share a prefix share its blocks, and each keeps
         parts of its own.
         """
-        short_tile, _ = tiles_for(group, dtype, head_dim, device)
+        short_tile, _ = tiles_for(group, dtype)
         short = short_parts(rows, tokens, short_tile // group, positions)
         parts = max(short, long_parts(tokens, positions)) * kv_heads * group
         return cls(parts=parts, head_dim=head_dim, counters=rows * kv_heads)
@@ -159,12 +159,29 @@ def long_parts(tokens: int, positions: int) -> int:
 
 
 def _short_splits_max(positions: int) -> int:
-    return min(PARTS_MAX, -(-positions // SPLIT))
+    few, more = (_splits_of(positions, SPLIT << level) for level in (0, 1))
+    return max(min(_few(), few), min(PARTS_MAX, more))
+
+
+def _few() -> int:
+    """Splits of the least size that a row may have; of fewer than 3 the next size makes one."""
+    return max(3, PARTS_MAX // 8)
+
+
+def _splits_of(positions: int, size: int) -> int:
+    return max(1, (positions + size // 2) // size)
 
 
 def short_level(context: int) -> int:
     """Splits of a short row are of SPLIT << level positions."""
-    return max(0, (-(-context // SPLIT) - 1) // PARTS_MAX).bit_length()
+    # A few rows fill a GPU by short splits; longer ones have enough of them, with half the parts.
+    is_long = context >= (2 * _few() + 1) * (SPLIT // 2)
+    return max(is_long, (context // ((2 * PARTS_MAX + 1) * (SPLIT // 2))).bit_length())
+
+
+def short_splits(context: int) -> int:
+    """Splits of a short row."""
+    return _splits_of(context, SPLIT << short_level(context))
 
 
 def long_splits(positions: int) -> int:
@@ -216,9 +233,7 @@ def dim_tile(head_dim: int) -> int:
     return max(32, jit.power_of_two(head_dim))
 
 
-def tiles_for(
-    group: int, dtype: torch.dtype, head_dim: int | None, device: torch.device
-) -> tuple[int, int]:
+def tiles_for(group: int, dtype: torch.dtype) -> tuple[int, int]:
     """(short, long) rows of a tile: at least one token with all its heads.
 
     Float32 multiplies without tensor cores, and its products must all fit into registers.
@@ -226,12 +241,11 @@ def tiles_for(
     short = max(SHORT_TILE, jit.power_of_two(group))
     if dtype == torch.float32:
         return short, short
-    is_wide = head_dim is not None and head_dim <= WIDE_HEAD_DIM_MAX and jit.is_sm_90(device)
-    return short, WIDE_TILE if is_wide else LONG_TILE
+    return short, LONG_TILE
 
 
-# Row, first token, split, its start and its size.
-Task = tuple[int, int, int, int, int]
+# As a line of the table.
+Task = tuple[int, int, int, int, int, int, int, int]
 
 
 def attention_plan_reference(
@@ -241,43 +255,52 @@ def attention_plan_reference(
     shorts: list[tuple[int, Task]] = []
     longs: list[Task] = []
     short_kept, long_kept = [0], [0]
-    contexts = context_lengths.tolist()
-    for row, (count, context) in enumerate(
-        zip(query_starts.diff().tolist(), contexts, strict=True)
-    ):
+    contexts, starts = context_lengths.tolist(), query_starts.tolist()
+    for row, (begin, context) in enumerate(zip(starts, contexts, strict=False)):
+        count = starts[row + 1] - begin
         is_live, level = count > 0 and context > 0, short_level(context)
-        splits = -(-context // (SPLIT << level))
+        splits = short_splits(context)
         is_short = count == 1 or (count <= short_tokens and count * splits <= PARTS_MAX)
         for split in range(splits if is_live and is_short else 0):
-            start = split * (SPLIT << level)
-            length = min(SPLIT << level, context - start)
-            shorts.append((-length, (row, 0, split, split << level, 1 << level)))
+            start, is_end = split << level, split == splits - 1
+            length = context - start * SPLIT if is_end else SPLIT << level
+            kept = short_kept[-1] + split * count
+            task = (row, begin, count, context, 0, kept, start, (1 + is_end) << level)
+            shorts.append((-length, task))
         splits_long = long_splits(context)
         for tile in range(-(-count // long_tokens) if is_live and not is_short else 0):
             for split in range(splits_long):
-                start, end = long_start(split), long_start(split + 1)
-                longs.append((row, tile * long_tokens, split, start, end - start))
+                start, kept = long_start(split), long_kept[-1] + split * count
+                size = long_start(split + 1) - start
+                longs.append((row, begin, count, context, tile * long_tokens, kept, start, size))
         short_kept.append(short_kept[-1] + count * splits * (is_live and is_short and splits > 1))
         is_kept = is_live and not is_short and splits_long > 1
         long_kept.append(long_kept[-1] + count * splits_long * is_kept)
     # Of those of one length whole splits are taken before ends of rows.
-    shorts.sort(key=lambda each: (each[0], _is_end(each[1], contexts)))
+    shorts.sort(key=lambda each: (each[0], _is_end(each[1])))
     return [task for _, task in reversed(shorts)], longs, short_kept, long_kept
 
 
-def _is_end(task: Task, contexts: list[int]) -> bool:
-    row, _, _, start, size = task
-    return (start + size) * SPLIT >= contexts[row]
+def _is_end(task: Task) -> bool:
+    _, _, _, context, _, _, start, size = task
+    return (start + size) * SPLIT >= context
 
 
 @jit.compiled
 def short_level_of(context: scalar, SPLIT: constexpr, PARTS_MAX: constexpr) -> scalar:
     """As `short_level`, of rows too."""
-    units = (context + SPLIT - 1) // SPLIT
-    level = units * 0
+    level = context * 0
     for doubled in tl.static_range(14):
-        level += (units > (PARTS_MAX << doubled)).to(tl.int32)
-    return level
+        level += (context >= ((2 * PARTS_MAX + 1) * (SPLIT // 2) << doubled)).to(tl.int32)
+    few = PARTS_MAX // 8 if PARTS_MAX >= 24 else 3
+    is_long = context >= (2 * few + 1) * (SPLIT // 2)
+    return tl.maximum(level, is_long.to(tl.int32))
+
+
+@jit.compiled
+def short_splits_of(context: scalar, size: scalar) -> scalar:
+    """As `short_splits`, of SPLIT << level positions, of rows too."""
+    return tl.maximum((context + size // 2) // size, 1)
 
 
 @jit.compiled
@@ -304,7 +327,7 @@ def _shares(
     """Of a row or of many: level; short splits; long tiles; long splits; parts kept of each."""
     is_live = (count > 0) & (context > 0)
     level = short_level_of(context, SPLIT, PARTS_MAX)
-    splits = (context + (SPLIT << level) - 1) // (SPLIT << level)
+    splits = short_splits_of(context, SPLIT << level)
     is_few = (count == 1) | ((count <= SHORT_TOKENS) & (count * splits <= PARTS_MAX))
     # One that is not short has none.
     splits = tl.where(is_live & is_few, splits, 0)
@@ -317,15 +340,18 @@ def _shares(
 
 @jit.compiled
 def _put_task(
-    table: pointer, at: scalar, is_in: scalar, row: scalar, first: scalar, split: scalar,
-    start: scalar, size: scalar, TASK: constexpr,
+    table: pointer, at: scalar, is_in: scalar, row: scalar, begin: scalar, count: scalar,
+    context: scalar, first: scalar, kept: scalar, start: scalar, size: scalar, TASK: constexpr,
 ) -> None:  # fmt: skip
     to = table + at * TASK
     tl.store(to, row + at * 0, mask=is_in)
-    tl.store(to + 1, first + at * 0, mask=is_in)
-    tl.store(to + 2, split, mask=is_in)
-    tl.store(to + 3, start, mask=is_in)
-    tl.store(to + 4, size, mask=is_in)
+    tl.store(to + 1, begin + at * 0, mask=is_in)
+    tl.store(to + 2, count + at * 0, mask=is_in)
+    tl.store(to + 3, context + at * 0, mask=is_in)
+    tl.store(to + 4, first + at * 0, mask=is_in)
+    tl.store(to + 5, kept, mask=is_in)
+    tl.store(to + 6, start, mask=is_in)
+    tl.store(to + 7, size, mask=is_in)
 
 
 @jit.compiled
@@ -377,8 +403,8 @@ def _plan_kernel(
     """The tasks of one row; where they lie follows from what all rows have."""
     own = tl.program_id(0)
     is_row = own < rows
-    count = tl.load(query_starts + own + 1, mask=is_row, other=0)
-    count -= tl.load(query_starts + own, mask=is_row, other=0)
+    row_start = tl.load(query_starts + own, mask=is_row, other=0)
+    count = tl.load(query_starts + own + 1, mask=is_row, other=0) - row_start
     context = tl.load(context_lengths + own, mask=is_row, other=0)
     level, splits, tiles, long_splits, short_kept, long_kept = _shares(
         count, context, SHORT_TOKENS, LONG_TOKENS, SPLIT, LONG_SPLIT, PARTS_MAX, ALIKE
@@ -401,7 +427,11 @@ def _plan_kernel(
         split = start + tl.arange(0, TILE)
         at = shorts - 1 - tl.where(split + 1 < splits, whole_at + split, end_at)
         is_in = (split < splits) & (at < short_room)
-        _put_task(short_table, at, is_in, own, 0, split, split << level, 1 << level, TASK)
+        units = tl.where(split + 1 < splits, 1, 2) << level
+        _put_task(
+            short_table, at, is_in, own, row_start, count, context, 0, short_start + split * count,
+            split << level, units, TASK,
+        )  # fmt: skip
     for start in range(0, tiles * long_splits, TILE):
         index = start + tl.arange(0, TILE)
         is_in = (index < tiles * long_splits) & (long_at + index < long_room)
@@ -410,7 +440,10 @@ def _plan_kernel(
         first, split = index // long_splits * LONG_TOKENS, index % long_splits
         begin = _long_start(split, ALIKE)
         length = _long_start(split + 1, ALIKE) - begin
-        _put_task(long_table, long_at + index, is_in, own, first, split, begin, length, TASK)
+        _put_task(
+            long_table, long_at + index, is_in, own, row_start, count, context, first,
+            long_start + split * count, begin, length, TASK,
+        )  # fmt: skip
 
 
 _TILE = 256
@@ -425,9 +458,8 @@ def plan_attention(
     dtype: torch.dtype,
     context_max: int,
     queries_max: int | None = None,
-    head_dim: int | None = None,
 ) -> AttentionPlan:
-    """The tasks of a step, for `group` heads per KV head; without `head_dim`, in narrow tiles.
+    """The tasks of a step, for `group` heads per KV head.
 
     There are no more than `tokens` query tokens, of no row more than `queries_max`, and no row has
     more positions than `context_max`: what the host knows of it, and room is made for. Nothing
@@ -438,7 +470,7 @@ def plan_attention(
     require_ids(query_starts, "query_starts", dtype=torch.int32, shape=(rows + 1,))
     if not 1 <= group <= GROUP_MAX:
         refuse("group", f"must be between 1 and {GROUP_MAX}")
-    short, long = tiles_for(group, dtype, head_dim, query_starts.device)
+    short, long = tiles_for(group, dtype)
     short_tokens, long_tokens = short // group, long // group
     queries = tokens if queries_max is None else queries_max
     splits = _short_splits_max(context_max)

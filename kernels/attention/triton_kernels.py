@@ -18,16 +18,37 @@ after    FlashAttention-2 (Dao 2023: queries outermost, the diagonal apart, one 
 from __future__ import annotations
 
 from kernels import jit
-from kernels.attention.plan import long_split_of, short_level_of
+from kernels.attention.plan import long_split_of, short_level_of, short_splits_of
 from kernels.attention.walks import attended, scaled
 from kernels.jit import constexpr, pointer, scalar, stride, tl
 
 
 @jit.compiled
+def turns_end(items: scalar) -> scalar:
+    """Where this program's turns end, which begin at its number and skip as many as there are."""
+    programs = tl.num_programs(0)
+    rounds, rest = items // programs, items % programs
+    place = tl.where(rounds % 2 == 0, tl.program_id(0), programs - 1 - tl.program_id(0))
+    return (rounds + (place < rest).to(tl.int32)) * programs
+
+
+@jit.compiled
+def item_of(turn: scalar, items: scalar) -> scalar:
+    """What a program takes in its `turn`, from the last item, the longest, on.
+
+    Every other round goes back from the last program to the first: who had the longest of one has
+    the shortest of the next.
+    """
+    programs = tl.num_programs(0)
+    rounds = turn // programs
+    place = tl.where(rounds % 2 == 0, turn, (2 * rounds + 1) * programs - 1 - turn)
+    return items - 1 - place
+
+
+@jit.compiled
 def keep_part(
     out: pointer, sums_out: pointer, tops_out: pointer, totals_out: pointer,
-    tasks: pointer, item: scalar, query_starts: pointer, context_lengths: pointer,
-    kept_starts: pointer, top: pointer, total: pointer, sums: pointer,
+    tasks: pointer, item: scalar, top: pointer, total: pointer, sums: pointer,
     KV_HEADS: constexpr, GROUP: constexpr, HEAD_DIM: constexpr, TOKENS: constexpr,
     SPLIT: constexpr, TASK: constexpr, IS_LONG: constexpr,
 ) -> None:  # fmt: skip
@@ -37,23 +58,24 @@ def keep_part(
     """
     HEADS: tl.constexpr = KV_HEADS * GROUP
     kv_head, task = item % KV_HEADS, tasks + item // KV_HEADS * TASK
-    row, first = tl.load(task), tl.load(task + 1) if IS_LONG else 0
-    split, begin = tl.load(task + 2), tl.load(query_starts + row)
-    count = tl.load(query_starts + row + 1) - begin
-    seen = tl.load(context_lengths + row) - count
+    begin = tl.load(task + 1)
+    count = tl.load(task + 2) if IS_LONG or TOKENS > 1 else 1
+    first, kept = tl.load(task + 4) if IS_LONG else 0, tl.load(task + 5)
+    seen = tl.load(task + 3) - count
+    # A short row's last split may have half as much again.
+    ALONE: tl.constexpr = SPLIT if IS_LONG else SPLIT + SPLIT // 2 - 1
     DIM_TILE: tl.constexpr = sums.shape[1]
     line, dim = tl.arange(0, sums.shape[0]), tl.arange(0, DIM_TILE)[None, :]
     is_line = line < tl.minimum(TOKENS, count - first) * GROUP
     is_in = is_line[:, None] & (dim < HEAD_DIM)
     place = (line // GROUP * HEADS + line % GROUP).to(tl.int64) + kv_head * GROUP
-    if seen + tl.minimum(count, first + TOKENS) <= SPLIT:
+    if seen + tl.minimum(count, first + TOKENS) <= ALONE:
         # A line that is no query may have no total.
         mixed = sums / tl.where(is_line, total, 1.0)[:, None]
         to = out + ((begin + first).to(tl.int64) * HEADS + place)[:, None] * HEAD_DIM + dim
         tl.store(to, mixed.to(out.dtype.element_ty), mask=is_in)
     else:
-        kept = (tl.load(kept_starts + row) + first).to(tl.int64) + split * count.to(tl.int64)
-        at = kept * HEADS + place
+        at = (kept + first).to(tl.int64) * HEADS + place
         tl.store(tops_out + at, top, mask=is_line)
         tl.store(totals_out + at, total, mask=is_line)
         tl.store(sums_out + at[:, None] * DIM_TILE + dim, sums, mask=is_in)
@@ -63,31 +85,28 @@ def keep_part(
 def attend_kernel(
     q: pointer, k_pages: pointer, v_pages: pointer, k: pointer, v: pointer, out: pointer,
     sums_out: pointer, tops_out: pointer, totals_out: pointer, scales: pointer,
-    block_tables: pointer, query_starts: pointer, context_lengths: pointer,
-    tasks: pointer, total_tasks: pointer, kept_starts: pointer,
+    block_tables: pointer, tasks: pointer, total_tasks: pointer,
     has_own: scalar, table_stride: scalar, scale_log2: scalar,
     window: scalar, softcap: scalar,
     q_stride: stride, k_stride: stride, v_stride: stride,
     KV_HEADS: constexpr, GROUP: constexpr, HEAD_DIM: constexpr, BLOCK_SIZE: constexpr,
     DIM_TILE: constexpr, QUERY_TILE: constexpr, POSITIONS: constexpr, SPLIT: constexpr,
-    TASK: constexpr, IS_LONG: constexpr, IS_WIDE: constexpr, AHEAD: constexpr,
+    TASK: constexpr, IS_LONG: constexpr, HAS_WHOLE: constexpr,
     WIDENS: constexpr, IS_FP8: constexpr, HAS_WINDOW: constexpr, HAS_SOFTCAP: constexpr,
 ) -> None:  # fmt: skip
     """`tasks` of the short rows or of the long ones (`plan`), of every KV head."""
     TOKENS: tl.constexpr = QUERY_TILE // GROUP
     dim, line = tl.arange(0, DIM_TILE)[None, :], tl.arange(0, QUERY_TILE)
     items = tl.load(total_tasks) * KV_HEADS
-    # From the last, the longest, on. Counted upwards: Triton compiles a step that is negative, and
-    # no constant, into a loop that never runs where it should, and never ends where it should not.
-    for turn in tl.range(tl.program_id(0), items, tl.num_programs(0), disable_licm=IS_LONG):
-        item = items - 1 - turn
+    # Counted upwards: Triton compiles a step that is negative, and no constant, into a loop that
+    # never runs where it should, and never ends where it should not.
+    for turn in tl.range(tl.program_id(0), turns_end(items), tl.num_programs(0), disable_licm=True):
+        item = item_of(turn, items)
         kv_head = item % KV_HEADS
         task = tasks + item // KV_HEADS * TASK
-        row, first = tl.load(task), tl.load(task + 1) if IS_LONG else 0
-        start, size = tl.load(task + 3) * SPLIT, tl.load(task + 4) * SPLIT
-        begin = tl.load(query_starts + row)
-        count = tl.load(query_starts + row + 1) - begin
-        context = tl.load(context_lengths + row)
+        row, begin, count = tl.load(task), tl.load(task + 1), tl.load(task + 2)
+        context, first = tl.load(task + 3), tl.load(task + 4) if IS_LONG else 0
+        start, size = tl.load(task + 6) * SPLIT, tl.load(task + 7) * SPLIT
         #  0 ... seen        first ... first + TOKENS ... context      positions, from seen on
         #  | start ... stop                                            this step's query tokens
         seen = context - count
@@ -107,15 +126,14 @@ def attend_kernel(
             top, total, sums = attended(
                 queries, by, k_pages, v_pages, k, v, block_tables + row.to(tl.int64) * table_stride,
                 begin, kv_head, seen, first, token, start, behind, stop, has_own, k_stride,
-                v_stride, window, softcap, KV_HEADS, HEAD_DIM, BLOCK_SIZE, POSITIONS, IS_WIDE,
-                AHEAD, False, WIDENS, IS_FP8, HAS_WINDOW, HAS_SOFTCAP,
+                v_stride, window, softcap, KV_HEADS, HEAD_DIM, BLOCK_SIZE, POSITIONS, HAS_WHOLE,
+                False, WIDENS, IS_FP8, HAS_WINDOW, HAS_SOFTCAP,
             )  # fmt: skip
             if IS_FP8:
                 sums *= 256.0 * tl.load(scales + KV_HEADS + kv_head)
             keep_part(
-                out, sums_out, tops_out, totals_out, tasks, item, query_starts, context_lengths,
-                kept_starts, top, total, sums, KV_HEADS, GROUP, HEAD_DIM, TOKENS, SPLIT, TASK,
-                IS_LONG,
+                out, sums_out, tops_out, totals_out, tasks, item, top, total, sums,
+                KV_HEADS, GROUP, HEAD_DIM, TOKENS, SPLIT, TASK, IS_LONG,
             )  # fmt: skip
 
 
@@ -189,7 +207,8 @@ def combine_kernel(
                 first_split = long_split_of(behind, SPLIT, ALIKE)
             else:
                 size = SPLIT << short_level_of(context, SPLIT, PARTS_MAX)
-                last_split, first_split = (seen - 1) // size, behind // size
+                last_split = short_splits_of(context, size) - 1
+                first_split = tl.minimum(behind // size, last_split)
             combined(
                 out, sums, tops, totals,
                 (begin + token).to(tl.int64) * HEADS + kv_head * GROUP,

@@ -13,14 +13,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernels import jit, variants
+from kernels import jit
 from kernels.attention.plan import (
     LONG_ALIKE,
     LONG_SPLIT,
     PARTS_MAX,
     SPLIT,
     TASK,
-    WIDE_TILE,
     AttentionPlan,
     Parts,
     PartsSize,
@@ -38,50 +37,47 @@ class Tiling(NamedTuple):
     # Per step of the loop.
     positions: int
     warps: int
-    # The load of a block id, the load of what it points to, and its use. 5 leave two tiles of keys
-    # and values on their way while a third is used, which memory-bound short rows need.
+    # The load of a block id, the load of what it points to, and its use. One more has the next tile
+    # of keys and values on its way while one is used.
     stages: int
     # Persistent programs per processor: as many as fit beside each other, by registers and shared
     # memory; one more would run alone at the end.
     programs: int
-    # A thread's at most, where compilers differ: for short rows of heads of 128 Triton 3.6 takes
-    # 216 and 3.7 on sm_100 202, where 168 do, and let three programs fit.
+    # A thread's at most, where compilers differ.
     registers: int | None = None
 
 
-def tiling_for(
-    q: Tensor, group: int, query_tile: int, block_size: int,
-    *, is_long: bool, is_fp8: bool, has_window: bool,
-) -> Tiling:  # fmt: skip
-    """The most with which no listed processor spills, for sm_90 and sm_100 (sm_80 holds one less).
+def short_tiling(
+    q: Tensor, group: int, block_size: int, *, is_fp8: bool, is_masked: bool
+) -> Tiling:
+    """Of short rows, whose time is that of reading their keys and values; of the same positions in
+    steps that only decode and in others, so that a row's bits are the same in both.
 
-    Chosen 2026-11-20 from benchmarks/results/kernels_aot.json; not yet timed on a GPU.
+    Timed on an H200 (docs/benchmarks.md): one warp has all 16 lines of a tile, of which a second
+    repeats the work, and small programs fill each other's pauses. Of half the positions few rows
+    take a tenth longer; they are for what would spill in its loop: windows, caps, pages as large as
+    a tile, groups that are no power of two.
     """
+    width = max(64, jit.power_of_two(q.size(2)))
+    if q.dtype == torch.float32:
+        return Tiling(32, 4, 3, 4) if width <= 128 else Tiling(16, 4, 3, 2)
+    if is_fp8:
+        return Tiling(max(16, 4096 // width), 1, 5, 8)
+    is_crowded = is_masked or block_size >= 64 or group != jit.power_of_two(group)
+    if is_crowded or width > 128:
+        return Tiling(max(16, 2048 // width), 1, 3, 8)
+    return Tiling(4096 // width, 1, 2, 8)
+
+
+def long_tiling(q: Tensor, group: int, block_size: int, *, is_fp8: bool) -> Tiling:
+    """Of long rows: the most with which no listed processor spills, timed on an H200."""
     width = jit.power_of_two(q.size(2))
     if q.dtype == torch.float32:
         return Tiling(32, 4, 3, 4) if width <= 128 else Tiling(16, 4, 3, 2)
-    if not is_long:
-        sizes = {64: (64, 4), 128: (64, 3), 256: (32, 2)}
-        positions, programs = sizes[min(256, max(64, width))]
-        # Dividing by a group that is no power of two costs registers, a program's worth.
-        is_odd = group != jit.power_of_two(group)
-        programs = min(programs, 2) if is_odd and width == 128 else programs
-        if is_fp8 and not is_odd and width <= 128:
-            # Half the bytes on their way, and few registers: a program more.
-            return Tiling(positions, 4, 5, 4, 128)
-        # Told so, reading pages as large as a tile spills; it takes 168 untold.
-        is_told = programs == 3 and not is_fp8 and block_size < 64
-        # So does a window of those who are not told; of those who are it fits, to the register.
-        programs = max(2, programs - 1) if has_window and not is_told else programs
-        return Tiling(positions, 4, 5, programs, 168 if is_told else None)
-    if query_tile == WIDE_TILE:
-        # Two groups of four warps, the least that the matrix units of sm_90 take. 128 positions
-        # spill.
-        return Tiling(64, 8, 3, 1)
     if width > 128:
         return Tiling(32, 8, 3, 1)
-    # So it does here, and so do reading codes and, on sm_100, pages as large as a tile: too many
-    # beside 64 long rows.
+    # So it does with twice the positions, and with these where codes are read, on sm_100 also from
+    # pages as large as a tile: too many registers beside 64 long rows.
     is_dear = is_fp8 or group != jit.power_of_two(group) or block_size >= 64
     return Tiling(32 if is_dear and width > 64 else 64, 4, 3, 2)
 
@@ -150,7 +146,7 @@ def paged_attention_triton(
     if plan is None:
         plan = plan_attention(
             query_starts, context_lengths, tokens=tokens, group=group, dtype=q.dtype,
-            head_dim=head_dim, context_max=block_tables.size(1) * block_size,
+            context_max=block_tables.size(1) * block_size,
         )  # fmt: skip
     parts = parts_for(plan, q, rows=rows, kv_heads=kv_heads)
     # With fp8 pages 16-bit queries are float16 in the kernel.
@@ -161,26 +157,31 @@ def paged_attention_triton(
         "KV_HEADS": kv_heads, "GROUP": group, "HEAD_DIM": head_dim, "DIM_TILE": dim_tile(head_dim)
     }  # fmt: skip
 
+    is_masked = window is not None or softcap is not None
+
     def attend(tasks: Tasks, query_tile: int, *, is_long: bool) -> None:
-        split, is_wide = LONG_SPLIT if is_long else SPLIT, query_tile == WIDE_TILE
-        kind = {"is_long": is_long, "is_fp8": is_fp8, "has_window": window is not None}
-        tiling = tiling_for(q, group, query_tile, block_size, **kind)
+        split = LONG_SPLIT if is_long else SPLIT
+        tiling = (
+            long_tiling(q, group, block_size, is_fp8=is_fp8)
+            if is_long
+            else short_tiling(q, group, block_size, is_fp8=is_fp8, is_masked=is_masked)
+        )
+        # Tiles that all queries see are read without masks; elsewhere a second walk spills.
+        has_whole = is_long and q.dtype != torch.float32 and head_dim <= 128
         attend_kernel[(jit.programs(q.device, tiling.programs),)](
             q, fp8.as_bytes(k_pages), fp8.as_bytes(v_pages), k, v, out,
             parts.sums, parts.tops, parts.totals, parts.tops if scales is None else scales,
-            block_tables, query_starts, context_lengths,
-            tasks.table, tasks.total, tasks.kept_starts,
+            block_tables, tasks.table, tasks.total,
             int(k is not q), block_tables.stride(0), scale * math.log2(math.e),
             window or 0, softcap or 0.0, q.stride(0), k.stride(0), v.stride(0),
             **sizes, BLOCK_SIZE=block_size,
             QUERY_TILE=query_tile, POSITIONS=tiling.positions, SPLIT=split, TASK=TASK,
-            IS_LONG=is_long, IS_WIDE=is_wide,
-            AHEAD=is_wide and not is_fp8 and window is None and variants.is_on("prefill-ahead"),
+            IS_LONG=is_long, HAS_WHOLE=has_whole and jit.is_sm_90(q.device),
             WIDENS=widens, IS_FP8=is_fp8,
             HAS_WINDOW=window is not None, HAS_SOFTCAP=softcap is not None,
             num_warps=tiling.warps, num_stages=tiling.stages, maxnreg=tiling.registers,
         )  # fmt: skip
-        if plan.context_max > split:
+        if plan.context_max > (split if is_long else split + split // 2 - 1):
             row_tensors = query_starts, context_lengths, tasks.kept_starts
             _combine(
                 out, parts, row_tensors, query_tile // group, window or 0, sizes, is_long=is_long

@@ -1,7 +1,7 @@
 """walks: of a tile of queries, what a split of positions says to it; read tile by tile.
 
-formula  as triton_kernels: top, total, sums over positions [start, stop). Three walks: `_walk`;
-         `_walk_ahead`, whose products overlap its powers (a variant); `_walk_codes`, over fp8
+formula  as triton_kernels: top, total, sums over positions [start, stop). Two walks: `_walk`;
+         `_walk_codes`, over fp8
 shapes   queries [lines, dim_tile]; pages and tables as in paged_attention
 cost     reads 2 * (stop - start) * head_dim elements of a KV head; 4 * lines * dim_tile
          multiply-adds per position
@@ -140,121 +140,6 @@ def _walk(
 
 
 @jit.compiled
-def _whole_tile(
-    x: pointer, table: pointer, at: scalar, kv_head: scalar, stride: stride,
-    KV_HEADS: constexpr, HEAD_DIM: constexpr, DIM_TILE: constexpr, BLOCK_SIZE: constexpr,
-    POSITIONS: constexpr, PAGED: constexpr, WIDENS: constexpr,
-) -> pointer:  # fmt: skip
-    """[positions, dims] from `at` on, all of which are there."""
-    lane, dim = tl.arange(0, POSITIONS), tl.arange(0, DIM_TILE)
-    if PAGED:
-        places = _places(
-            table, at, lane >= 0, kv_head, KV_HEADS, HEAD_DIM, BLOCK_SIZE, POSITIONS
-        )  # fmt: skip
-    else:
-        places = (tl.zeros((), tl.int64) + at) * stride + lane * stride
-    return _fetched(
-        x + places[:, None] + dim[None, :], lane[:, None], (dim < HEAD_DIM)[None, :],
-        False, DIM_TILE > HEAD_DIM, WIDENS,
-    )  # fmt: skip
-
-
-@jit.compiled
-def _whole_scores(
-    queries: pointer, k: pointer, table: pointer, at: scalar, kv_head: scalar, stride: stride,
-    KV_HEADS: constexpr, HEAD_DIM: constexpr, BLOCK_SIZE: constexpr, POSITIONS: constexpr,
-    PAGED: constexpr, WIDENS: constexpr,
-) -> pointer:  # fmt: skip
-    """Of the tile from `at` on."""
-    keys = _whole_tile(
-        k, table, at, kv_head, stride,
-        KV_HEADS, HEAD_DIM, queries.shape[1], BLOCK_SIZE, POSITIONS, PAGED, WIDENS,
-    )  # fmt: skip
-    return tl.dot(queries, tl.trans(keys), input_precision="ieee")
-
-
-@jit.compiled
-def _whole_sums(
-    weights: pointer, v: pointer, table: pointer, at: scalar, kv_head: scalar, stride: stride,
-    sums: pointer,
-    KV_HEADS: constexpr, HEAD_DIM: constexpr, BLOCK_SIZE: constexpr, POSITIONS: constexpr,
-    PAGED: constexpr, WIDENS: constexpr,
-) -> pointer:  # fmt: skip
-    """With the values of the tile from `at` on."""
-    values = _whole_tile(
-        v, table, at, kv_head, stride,
-        KV_HEADS, HEAD_DIM, sums.shape[1], BLOCK_SIZE, POSITIONS, PAGED, WIDENS,
-    )  # fmt: skip
-    return tl.dot(weights, values, sums, input_precision="ieee")
-
-
-@jit.compiled
-def _whole_weights(
-    scores: pointer, by: scalar, top: pointer, total: pointer, softcap: scalar,
-    HAS_SOFTCAP: constexpr,
-) -> pointer:  # fmt: skip
-    """As `_weighed`, of a tile that all queries see."""
-    unit = softcap * 1.44269504 if HAS_SOFTCAP else by
-    scores = _scored(scores, by, top, top, top, 0, softcap, False, False, False, HAS_SOFTCAP)
-    return _weighed(scores, unit, top, total, False)
-
-
-@jit.compiled
-def _walk_ahead(
-    queries: pointer, by: scalar, k: pointer, v: pointer, table: pointer,
-    k_stride: stride, v_stride: stride, kv_head: scalar, start: scalar, stop: scalar,
-    top: pointer, total: pointer, sums: pointer, softcap: scalar,
-    KV_HEADS: constexpr, HEAD_DIM: constexpr, BLOCK_SIZE: constexpr, POSITIONS: constexpr,
-    PAGED: constexpr, WIDENS: constexpr, HAS_SOFTCAP: constexpr,
-) -> pointer:  # fmt: skip
-    """As `_walk` over whole tiles that all queries see, its products beside its powers.
-
-    A turn starts the scores of tile j + 1 and then adds the values of tile j - 1 (in the first turn
-    nothing), which goes on while the scores of tile j become weights. Triton waits for a product at
-    once if the turn looks at it, but under a condition, or if the next one does more than add to it
-    (`dotCanBeProperlyAsync` of its WGMMAPipeline): hence a condition that always holds, and bits
-    for what is handed on. ptxas, and no PTX shows it, waits after each instruction if it has to
-    move what they work on (its C7513 and its like): hence scores first, and the last tile apart.
-    """
-    if start < stop:
-        newest = _whole_scores(
-            queries, k, table, start, kv_head, k_stride,
-            KV_HEADS, HEAD_DIM, BLOCK_SIZE, POSITIONS, PAGED, WIDENS,
-        )  # fmt: skip
-        scores = newest.to(tl.int32, bitcast=True)
-        exact, last = tl.zeros(newest.shape, tl.float32), stop - POSITIONS
-        weights = exact.to(queries.dtype).to(tl.int32 if WIDENS else tl.int16, bitcast=True)
-        for at in range(start, last, POSITIONS):
-            newest = _whole_scores(
-                queries, k, table, at + POSITIONS, kv_head, k_stride,
-                KV_HEADS, HEAD_DIM, BLOCK_SIZE, POSITIONS, PAGED, WIDENS,
-            )  # fmt: skip
-            sums = _whole_sums(
-                weights.to(queries.dtype, bitcast=True), v, table,
-                tl.maximum(at - POSITIONS, start), kv_head, v_stride, sums,
-                KV_HEADS, HEAD_DIM, BLOCK_SIZE, POSITIONS, PAGED, WIDENS,
-            )  # fmt: skip
-            exact, shrink, total, top = _whole_weights(
-                scores.to(tl.float32, bitcast=True), by, top, total, softcap, HAS_SOFTCAP
-            )
-            weights = exact.to(queries.dtype).to(weights.dtype, bitcast=True)
-            if at < last:
-                scores = newest.to(tl.int32, bitcast=True)
-                sums = sums * shrink[:, None]
-        sums = _whole_sums(
-            weights.to(queries.dtype, bitcast=True), v, table,
-            tl.maximum(last - POSITIONS, start), kv_head, v_stride, sums,
-            KV_HEADS, HEAD_DIM, BLOCK_SIZE, POSITIONS, PAGED, WIDENS,
-        )  # fmt: skip
-        exact, shrink, total, top = _whole_weights(newest, by, top, total, softcap, HAS_SOFTCAP)
-        sums = _whole_sums(
-            exact.to(queries.dtype), v, table, last, kv_head, v_stride, sums * shrink[:, None],
-            KV_HEADS, HEAD_DIM, BLOCK_SIZE, POSITIONS, PAGED, WIDENS,
-        )  # fmt: skip
-    return top, total, sums
-
-
-@jit.compiled
 def _walk_codes(
     evens: pointer, odds: pointer, by: scalar, k: pointer, v: pointer, table: pointer,
     kv_head: scalar, start: scalar, behind: scalar, stop: scalar, last_seen: pointer,
@@ -303,7 +188,7 @@ def _attended_codes(
     kv_head: scalar, seen: scalar, token: pointer, start: scalar, middle: scalar, behind: scalar,
     stop: scalar, window: scalar, softcap: scalar,
     KV_HEADS: constexpr, HEAD_DIM: constexpr, BLOCK_SIZE: constexpr, POSITIONS: constexpr,
-    IS_WIDE: constexpr, ONE_TOKEN: constexpr, WIDENS: constexpr,
+    HAS_WHOLE: constexpr, ONE_TOKEN: constexpr, WIDENS: constexpr,
     HAS_WINDOW: constexpr, HAS_SOFTCAP: constexpr,
 ) -> pointer:  # fmt: skip
     """As `attended`, over pages of 8-bit codes; all see all from `start` to `middle`."""
@@ -316,7 +201,7 @@ def _attended_codes(
     total = tl.zeros([LINES], tl.float32)
     even = tl.zeros([LINES, WORDS], tl.float32)
     odd = tl.zeros([LINES, WORDS], tl.float32)
-    if IS_WIDE and not HAS_WINDOW:
+    if HAS_WHOLE and not HAS_WINDOW:
         top, total, even, odd = _walk_codes(
             evens, odds, by, k, v, table, kv_head, start, behind, middle, token,
             top, total, even, odd, window, softcap, KV_HEADS, HEAD_DIM, BLOCK_SIZE, POSITIONS,
@@ -338,7 +223,7 @@ def attended(
     start: scalar, behind: scalar, stop: scalar, has_own: scalar,
     k_stride: stride, v_stride: stride, window: scalar, softcap: scalar,
     KV_HEADS: constexpr, HEAD_DIM: constexpr, BLOCK_SIZE: constexpr, POSITIONS: constexpr,
-    IS_WIDE: constexpr, AHEAD: constexpr, ONE_TOKEN: constexpr, WIDENS: constexpr,
+    HAS_WHOLE: constexpr, ONE_TOKEN: constexpr, WIDENS: constexpr,
     IS_FP8: constexpr, HAS_WINDOW: constexpr, HAS_SOFTCAP: constexpr,
 ) -> pointer:  # fmt: skip
     """(highest score, sum of weights, weighted values) of a tile over positions [start, stop)."""
@@ -349,41 +234,29 @@ def attended(
         top, total, sums = _attended_codes(
             queries, by, k_pages, v_pages, table, kv_head, seen, token, start, middle, behind,
             stop, window, softcap, KV_HEADS, HEAD_DIM, BLOCK_SIZE, POSITIONS,
-            IS_WIDE, ONE_TOKEN, WIDENS, HAS_WINDOW, HAS_SOFTCAP,
+            HAS_WHOLE, ONE_TOKEN, WIDENS, HAS_WINDOW, HAS_SOFTCAP,
         )  # fmt: skip
     else:
         top = tl.full([queries.shape[0]], float("-inf"), tl.float32)
         total = tl.zeros([queries.shape[0]], tl.float32)
         sums = tl.zeros(queries.shape, tl.float32)
-        if IS_WIDE and not HAS_WINDOW:
+        if HAS_WHOLE and not HAS_WINDOW:
             is_own = (seen == 0) & (has_own > 0)
             own, own_stop = begin.to(tl.int64), tl.where(is_own, middle, start)
             k_own = k + own * k_stride + kv_head * HEAD_DIM
             v_own = v + own * v_stride + kv_head * HEAD_DIM
-            if AHEAD:
-                top, total, sums = _walk_ahead(
-                    queries, by, k_own, v_own, table, k_stride, v_stride, kv_head,
-                    start, own_stop, top, total, sums, softcap,
-                    KV_HEADS, HEAD_DIM, BLOCK_SIZE, POSITIONS, False, WIDENS, HAS_SOFTCAP,
-                )  # fmt: skip
-                top, total, sums = _walk_ahead(
-                    queries, by, k_pages, v_pages, table, k_stride, v_stride, kv_head,
-                    own_stop, middle, top, total, sums, softcap,
-                    KV_HEADS, HEAD_DIM, BLOCK_SIZE, POSITIONS, True, WIDENS, HAS_SOFTCAP,
-                )  # fmt: skip
-            else:
-                top, total, sums = _walk(
-                    queries, by, k_own, v_own, table, k_stride, v_stride, kv_head,
-                    start, behind, own_stop, token, top, total, sums, window, softcap,
-                    KV_HEADS, HEAD_DIM, BLOCK_SIZE, POSITIONS, False, False, False, WIDENS,
-                    HAS_WINDOW, HAS_SOFTCAP,
-                )  # fmt: skip
-                top, total, sums = _walk(
-                    queries, by, k_pages, v_pages, table, k_stride, v_stride, kv_head,
-                    own_stop, behind, middle, token, top, total, sums, window, softcap,
-                    KV_HEADS, HEAD_DIM, BLOCK_SIZE, POSITIONS, True, False, False, WIDENS,
-                    HAS_WINDOW, HAS_SOFTCAP,
-                )  # fmt: skip
+            top, total, sums = _walk(
+                queries, by, k_own, v_own, table, k_stride, v_stride, kv_head,
+                start, behind, own_stop, token, top, total, sums, window, softcap,
+                KV_HEADS, HEAD_DIM, BLOCK_SIZE, POSITIONS, False, False, False, WIDENS,
+                HAS_WINDOW, HAS_SOFTCAP,
+            )  # fmt: skip
+            top, total, sums = _walk(
+                queries, by, k_pages, v_pages, table, k_stride, v_stride, kv_head,
+                own_stop, behind, middle, token, top, total, sums, window, softcap,
+                KV_HEADS, HEAD_DIM, BLOCK_SIZE, POSITIONS, True, False, False, WIDENS,
+                HAS_WINDOW, HAS_SOFTCAP,
+            )  # fmt: skip
             start = middle
         top, total, sums = _walk(
             queries, by, k_pages, v_pages, table, k_stride, v_stride, kv_head,

@@ -54,6 +54,10 @@ def as_bytes(pages: Tensor) -> Tensor:
     return pages.view(torch.uint8) if pages.dtype == DTYPE else pages
 
 
+# Two words of 16 bits in a register: one by one, each operation takes a register of its own.
+_IN_PAIRS = jit.constant(not jit.IS_INTERPRETED)
+
+
 @jit.compiled
 def encoded(value: pointer, scale: scalar) -> pointer:
     """The code of float32 values, as uint8."""
@@ -74,13 +78,27 @@ def encoded(value: pointer, scale: scalar) -> pointer:
 @jit.compiled
 def decoded_low(words: pointer, WIDENS: constexpr) -> pointer:
     """Lower bytes of int16 -> float16, 2^-8 of what the code stands for; float32 if WIDENS."""
-    # Of two copies of the sign the lower one goes.
-    found = (((words << 8) >> 1) & -16512).to(tl.float16, bitcast=True)
+    if _IN_PAIRS:
+        found = tl.inline_asm_elementwise(
+            "{ .reg .b32 a, b; shl.b32 a, $1, 7; shl.b32 b, $1, 8; and.b32 a, a, 0x3f803f80;"
+            " lop3.b32 $0, a, b, 0x80008000, 0xf8; }",
+            "=r,r", [words], dtype=tl.float16, is_pure=True, pack=2,
+        )  # fmt: skip
+    else:
+        # Of two copies of the sign the lower one goes.
+        found = (((words << 8) >> 1) & -16512).to(tl.float16, bitcast=True)
     return found.to(tl.float32) if WIDENS else found
 
 
 @jit.compiled
 def decoded_high(words: pointer, WIDENS: constexpr) -> pointer:
     """As `decoded_low`, of the upper bytes."""
-    found = ((words >> 1) & -16512).to(tl.float16, bitcast=True)
+    if _IN_PAIRS:
+        found = tl.inline_asm_elementwise(
+            "{ .reg .b32 a; shr.b32 a, $1, 1; and.b32 a, a, 0x3f803f80;"
+            " lop3.b32 $0, a, $1, 0x80008000, 0xf8; }",
+            "=r,r", [words], dtype=tl.float16, is_pure=True, pack=2,
+        )  # fmt: skip
+    else:
+        found = ((words >> 1) & -16512).to(tl.float16, bitcast=True)
     return found.to(tl.float32) if WIDENS else found

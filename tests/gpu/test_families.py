@@ -17,7 +17,11 @@ from tests.support.ahead import play
 from tests.support.mini_scheduler import MiniScheduler, sampling
 from tests.support.on_device import DEVICE
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    # Torch leaves a process that compiles behind.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 
 # As in tests/parity/test_model_parity, of more operations: sums of tensor tiles in another order.
 LOGPROB_ERROR_MAX: Final = 1e-4

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from kernels.attention.paged_attention import paged_attention
-from kernels.attention.plan import LONG_SPLIT, LONG_TILE, SPLIT, WIDE_TILE
+from kernels.attention.plan import LONG_SPLIT, LONG_TILE, SPLIT
 from tests.support.on_device import DEVICE, MadeOn
 from tests.unit.kernels.interpreted.interpreted_fp8 import quantised
 from tests.unit.kernels.paged_cases import PagedCase, excess_over, paged_case, widened
@@ -51,9 +51,10 @@ def shown(case: Case) -> str:
 
 # At, beside and between the borders of blocks, tiles and splits; of one token, of several that are
 # short rows, of chunks with a prefix and without, in several tiles, and padding.
-COUNTS: Final = (1, 1, 1, 0, 2, 5, 40, 1, LONG_TILE + 1, WIDE_TILE + 2, 1)
+COUNTS: Final = (1, 1, 1, 0, 2, 5, 40, 1, LONG_TILE + 1, 2 * LONG_TILE + 2, 1)
 CONTEXTS: Final = (
-    1, 63, SPLIT, 0, SPLIT + 1, 3 * SPLIT + 7, 40, 2 * SPLIT - 1, 700, WIDE_TILE + 2, 4 * SPLIT + 1,
+    1, 63, SPLIT, 0, SPLIT + 1, 3 * SPLIT + 7, 40, 2 * SPLIT - 1, 700, 2 * LONG_TILE + 2,
+    4 * SPLIT + 1,
 )  # fmt: skip
 
 

@@ -14,20 +14,16 @@ import torch
 from benchmarks.kernels import aot
 from benchmarks.kernels.compiled_code import CodeFacts
 from kernels import jit
-from kernels.attention.decode_attention import decode_tiling
-from kernels.attention.plan import tiles_for
-from kernels.attention.triton_launch import Tiling, tiling_for
+from kernels.attention.triton_launch import Tiling, long_tiling, short_tiling
 from tests.support.once import made_once
 
 pytest.importorskip("triton", reason="no triton here")
 
 ROOT = Path(__file__).parents[3]
 ROW_KERNELS = ("step_rows_kernel", "penalise_kernel", "forbid_kernel", "advance_rows_kernel")
-AHEAD = "attend_kernel long ahead"
 # Those of which a spill or a jump would hurt most: of bf16, an odd group, fp8.
 SUBSET = {
     ("8b", "attend_kernel long", 90),
-    ("8b", AHEAD, 90),
     ("8b", "decode_kernel", 90),
     ("8b", "combine_kernel", 90),
     ("8b", "rope_write_kv_kernel fused", 90),
@@ -45,7 +41,6 @@ GROWTH_MAX = 1.10
 # Instructions of the loops over positions that Triton must have found for them.
 PTX_OF = {
     ("8b", "attend_kernel long", 90),
-    ("8b", AHEAD, 90),
     ("8b", "decode_kernel", 90),
     ("8b fp8", "decode_kernel", 90),
     ("8b fp32", "decode_kernel", 90),
@@ -215,28 +210,19 @@ def test_attention_reads_ahead_in_whole_words_and_multiplies_as_it_should(
         assert set(facts.copies) == {"0x10", "0x4"}, key
         # Float32 says what float32 says.
         assert not facts.has_tf32, key
-    for name in ("attend_kernel long", AHEAD):
-        assert any("wgmma.mma_async" in each for each in compiled.code("8b", name, 90).products)
+    long = compiled.code("8b", "attend_kernel long", 90)
+    assert any("wgmma.mma_async" in each for each in long.products)
+    # Tiles of keys and values are on their way at either wait of the loops.
+    assert long.copies_ahead >= 2
     plain = "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
     assert plain in compiled.code("8b", "decode_kernel", 90).products
     assert not compiled.code("8b fp32", "decode_kernel", 90).products
 
 
-def test_ahead_products_are_on_their_way_beside_the_softmax(compiled: Compiled) -> None:
-    """And tiles of keys and values beside both, at either wait of the loops."""
-    plain, ahead = (compiled.code("8b", name, 90) for name in ("attend_kernel long", AHEAD))
-    assert set(plain.exponentials) == {"0"}
-    # Those of a tile of 128 queries and 64 positions, 32 a thread and two that shrink, in both
-    # loops: the values of the tile before in two groups, after its scores.
-    assert ahead.exponentials["2"] == 2 * (32 + 2)
-    assert min(plain.copies_ahead, ahead.copies_ahead) >= 2
-
-
 def test_the_assembler_adds_no_waits_for_products(compiled: Compiled) -> None:
     """What the PTX says of them holds only then."""
-    for name in ("attend_kernel long", AHEAD):
-        facts = compiled.code("8b", name, 90)
-        assert 0 < facts.product_waits_assembled <= facts.product_waits, name
+    facts = compiled.code("8b", "attend_kernel long", 90)
+    assert 0 < facts.product_waits_assembled <= facts.product_waits
 
 
 def test_who_begins_early_waits_for_what_it_reads(compiled: Compiled) -> None:
@@ -279,15 +265,10 @@ def test_the_table_is_whole() -> None:
         for end in ends_of(shape)[1:]
         for kernel in ("attend_kernel", "attend_kernel long", *decode_kernels(end))
     }
-    ahead = {key for key in table if "ahead" in key[1]}
     kernels = {kernel for _, kernel, _ in table} - {kernel for _, kernel in masked}
-    kernels -= {kernel for _, kernel, _ in ahead}
     assert len(kernels) >= 31
     each = {(shape.name, kernel) for shape in aot.SHAPES for kernel in kernels} | masked
-    assert set(table) - ahead == {(*of, arch) for of in each for arch in aot.ARCHITECTURES}
-    # Of 16-bit pages, where tiles are wide.
-    assert {(arch, kernel.removesuffix(" softcap")) for _, kernel, arch in ahead} == {(90, AHEAD)}
-    assert len({shape for shape, _, _ in ahead}) == 8
+    assert set(table) == {(*of, arch) for of in each for arch in aot.ARCHITECTURES}
     assert not [key for key, row in table.items() if row.spill_bytes]
     # Of each it is known of what it was compiled.
     assert all(row.digest and row.code is not None for row in table.values())
@@ -322,19 +303,16 @@ def test_as_many_programs_fit_as_are_launched(
     model = next(each for each in aot.SHAPES if each.name == shape)
     group, head_dim = model.heads // model.kv_heads, model.head_dim
     q = torch.empty(1, model.heads, head_dim, dtype=model.dtype, device="meta")
-    tiles, table = tiles_for(group, model.dtype, head_dim, q.device), aot.read_table()
-    tilings: dict[str, Tiling] = {}
+    table, tilings = aot.read_table(), dict[str, Tiling]()
+    sizes, kind = (q, group, model.block_size), {"is_fp8": model.is_kv_fp8}
     for end in ends_of(model):
-        kind = {"is_fp8": model.is_kv_fp8, "has_window": "window" in end}
-        for tile, is_long in zip(tiles, (False, True), strict=True):
-            tilings[f"attend_kernel{' long' * is_long}{end}"] = tiling_for(
-                q, group, tile, model.block_size, is_long=is_long, **kind
-            )
-        for name in decode_kernels(end):
-            is_dear = "normed" in name or "softcap" in end
-            tilings[f"{name}{end}"] = decode_tiling(
-                q, group, model.block_size, is_dear=is_dear, **kind
-            )
+        short = short_tiling(*sizes, **kind, is_masked=bool(end))
+        tilings |= {
+            f"attend_kernel{end}": short,
+            f"attend_kernel long{end}": long_tiling(*sizes, **kind),
+        }
+        if model.dtype != torch.float32:
+            tilings |= {f"{name}{end}": short for name in decode_kernels(end)}
     for name, tiling in tilings.items():
         row = table[shape, name, arch]
         assert row.warps == tiling.warps

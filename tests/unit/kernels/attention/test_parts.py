@@ -26,7 +26,7 @@ NONE = Tasks(table=ZERO, total=ZERO, kept_starts=ZERO)
 
 def plan_of(*, group: int, dtype: torch.dtype, queries_max: int, context_max: int) -> AttentionPlan:
     """As `plan_attention` makes it, without its tables."""
-    short, long = tiles_for(group, dtype, 64, CPU)
+    short, long = tiles_for(group, dtype)
     return AttentionPlan(
         short=NONE,
         long=NONE,
@@ -59,7 +59,6 @@ def test_the_worst_step_needs_the_most(
         group=group,
         head_dim=64,
         dtype=dtype,
-        device=CPU,
     )
     assert size.parts <= worst.parts
 
@@ -94,7 +93,6 @@ def worst_of(*, rows: int, tokens: int, positions: int, kv_heads: int = 2) -> Pa
         group=4,
         head_dim=64,
         dtype=torch.bfloat16,
-        device=CPU,
     )
 
 
@@ -103,6 +101,7 @@ def test_longest_first_leaves_programs_idle_for_less_time() -> None:
     for name, contexts in attention_tasks.batches().items():
         before = attention_tasks.fraction(attention_tasks.row_after_row(contexts, SPLIT))
         after = attention_tasks.fraction(attention_tasks.planned(contexts))
-        assert after >= before, name
+        # A row alone has fewer tasks than there are programs.
+        assert after >= before or len(contexts) == 1, name
         if " to " in name or "lognormal" in name:
             assert after >= before + 0.08, name

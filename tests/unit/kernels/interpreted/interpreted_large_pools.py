@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from gpu_worker.runner.block_copies import BlockCopies
-from kernels import variants
 from kernels.attention.paged_attention import paged_attention
 from kernels.kv.rope_write_kv import rope_write_kv
 from kernels.kv.write_kv import write_kv
@@ -68,11 +67,9 @@ def test_one_token_a_row_in_one_launch(
 
 
 @pytest.mark.parametrize("block_size", BLOCK_SIZES)
-@pytest.mark.parametrize(
-    ("count", "is_ahead"), [(3, False), (30, False), (30, True)], ids=["short", "long", "ahead"]
-)
+@pytest.mark.parametrize("count", [3, 30], ids=["short", "long"])
 def test_attention_alone(
-    generator: torch.Generator, block_size: int, count: int, is_ahead: bool, is_fp8: bool
+    generator: torch.Generator, block_size: int, count: int, is_fp8: bool
 ) -> None:
     small, _ = step(generator, block_size, is_fp8=is_fp8)
     rows = len(CONTEXTS)
@@ -86,8 +83,7 @@ def test_attention_alone(
     def attend(case: PagedCase, slots: Tensor) -> Tensor:
         return paged_attention(*case.arguments(), scales=small.scales)
 
-    with variants.forced("prefill-ahead", is_ahead):
-        agree(small, moved(case), attend)
+    agree(small, moved(case), attend)
 
 
 def _pages(step: Step) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,6 @@
 """Chunks of prompts: keys read where the step computed them, splits of long rows, their parts."""
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels import jit, variants
+from kernels import jit
 from kernels.attention import plan as attention_plan
 from kernels.attention import triton_launch
 from kernels.attention.paged_attention import paged_attention
@@ -29,13 +28,11 @@ def generator() -> torch.Generator:
     return torch.Generator().manual_seed(4321)
 
 
-@pytest.fixture(params=["wide", "ahead", "narrow"])
-def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As on sm_90, there with products ahead, and as elsewhere."""
-    if request.param == "narrow":
+@pytest.fixture(params=["sm_90", "elsewhere"])
+def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that all see without masks, and all with."""
+    if request.param == "elsewhere":
         monkeypatch.setattr(jit, "arch_elsewhere", 80)
-    with variants.forced("prefill-ahead", request.param == "ahead"):
-        yield
 
 
 @pytest.fixture
@@ -76,7 +73,6 @@ def plan_of(case: PagedCase, *, has_parts: bool = True) -> AttentionPlan:
         dtype=case.q.dtype,
         queries_max=int(counts.max()),
         context_max=int(case.context_lengths.max()),
-        head_dim=head_dim,
     )
     if not has_parts:
         return plan
@@ -132,11 +128,8 @@ def test_own_keys_are_the_pages_keys(
         block_size=block_size,
         dtype=dtype,
     )
-    with variants.forced("prefill-ahead", is_ahead):
-        paged = paged_attention(*case.arguments())
-        assert torch.equal(paged_attention(*case.arguments(), own=own_of(case)), paged)
-    if is_ahead:
-        assert torch.equal(paged_attention(*case.arguments()), paged)
+    paged = paged_attention(*case.arguments())
+    assert torch.equal(paged_attention(*case.arguments(), own=own_of(case)), paged)
     assert excess_over(case, paged) <= 1.0
 
 
@@ -299,7 +292,7 @@ def test_a_room_too_small_is_refused(generator: torch.Generator) -> None:
     case = paged_case(generator, counts=[1], contexts=[1100], dtype=torch.float16)
     plan = plan_of(case, has_parts=False)
     size = PartsSize.of(plan, rows=1, tokens=1, kv_heads=2, group=2, head_dim=32)
-    assert size.parts == 3 * 4
+    assert size.parts == attention_plan.short_splits(1100) * 4
     for change in ({"parts": 8}, {"head_dim": 64}):
         parts = Parts.of(dataclasses.replace(size, **change), case.q.device)
         with pytest.raises(ValueError, match=r"^parts: "):
