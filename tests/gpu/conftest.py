@@ -27,8 +27,8 @@ LENT: Final = (
 # Whose tests one process runs, in order: they share a stack, or take much of the GPU's memory.
 LARGE: Final = "interpreted_large_pools"
 WHOLE: Final = ("test_stack", LARGE)
-# Two pools of 6 GB, what lies ahead of them, and what others take meanwhile.
-LARGE_BYTES: Final = 36 << 30
+# Four pools of up to 6 GiB, the 4 that lie ahead of each, and what others take meanwhile.
+LARGE_BYTES: Final = 48 << 30
 
 pytest.register_assert_rewrite(
     *(f"tests.unit.kernels.interpreted.{name}" for name in LENT), "tests.unit.kernels.paged_cases"
