@@ -33,7 +33,7 @@ from kernels.attention.paged_attention import (
     paged_attention_reference,
 )
 from kernels.attention.plan import PARTS_MAX, SHORT_TILE, SPLIT, TASK, AttentionPlan, dim_tile
-from kernels.attention.triton_launch import PARTS_AT_ONCE, parts_for, short_tiling
+from kernels.attention.triton_launch import PARTS_AT_ONCE, Tiling, parts_for, short_tiling
 from kernels.checks import require
 from kernels.kv import fp8
 from kernels.kv.rope_write_kv import check_rope_write_kv, rope_write_kv, rope_write_kv_reference
@@ -61,6 +61,18 @@ def decode_attention_reference(
 IN_ONE_GROUP_MAX: Final = 16
 
 
+def decode_tiling(
+    q: Tensor, group: int, block_size: int, *, is_fp8: bool, is_masked: bool
+) -> Tiling:
+    """As short rows of other steps, but for what spills there: float32, without tensor cores, with
+    fewer warps, and the larger tiles with a stage more.
+    """
+    tiling = short_tiling(q, group, block_size, is_fp8=is_fp8, is_masked=is_masked)
+    if q.dtype == torch.float32:
+        return tiling._replace(warps=8, programs=2, registers=128)
+    return tiling if is_fp8 or tiling.positions < 32 else tiling._replace(stages=2)
+
+
 def _decode_attention_triton(
     q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensor,
     k_pages: Tensor, v_pages: Tensor, slot_mapping: Tensor, block_tables: Tensor,
@@ -76,9 +88,7 @@ def _decode_attention_triton(
     rows = len(context_lengths)
     parts = parts_for(plan, q, rows=rows, kv_heads=kv_heads)
     is_masked = window is not None or softcap is not None
-    tiling = short_tiling(q, group, block_size, is_fp8=is_fp8, is_masked=is_masked)
-    if q.dtype == torch.float32:
-        tiling = tiling._replace(warps=8, programs=2, registers=128)
+    tiling = decode_tiling(q, group, block_size, is_fp8=is_fp8, is_masked=is_masked)
     group_tile = jit.power_of_two(group)
     # A line for the key, beside those for the heads.
     query_tile = max(SHORT_TILE, jit.power_of_two(group + 1))

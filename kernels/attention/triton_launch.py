@@ -63,10 +63,10 @@ def short_tiling(
         return Tiling(32, 4, 3, 4) if width <= 128 else Tiling(16, 4, 3, 2)
     if is_fp8:
         return Tiling(max(16, 4096 // width), 1, 5, 8)
+    if width > 128:
+        return Tiling(16, 1, 3, 8) if jit.is_sm_90(q.device) else Tiling(16, 2, 3, 6, 168)
     is_crowded = is_masked or block_size >= 64 or group != jit.power_of_two(group)
-    if is_crowded or width > 128:
-        return Tiling(max(16, 2048 // width), 1, 3, 8)
-    return Tiling(4096 // width, 1, 2, 8)
+    return Tiling((2048 if is_crowded else 4096) // width, 1, 3, 8)
 
 
 def long_tiling(q: Tensor, group: int, block_size: int, *, is_fp8: bool) -> Tiling:
@@ -80,6 +80,11 @@ def long_tiling(q: Tensor, group: int, block_size: int, *, is_fp8: bool) -> Tili
     # pages as large as a tile: too many registers beside 64 long rows.
     is_dear = is_fp8 or group != jit.power_of_two(group) or block_size >= 64
     return Tiling(32 if is_dear and width > 64 else 64, 4, 3, 2)
+
+
+def reads_whole_tiles(q: Tensor) -> bool:
+    """Whether long rows read without masks what all queries see: elsewhere two walks spill."""
+    return q.dtype != torch.float32 and q.size(2) <= 128 and jit.is_sm_90(q.device)
 
 
 # Parts that a program adds up at once, and programs that share the tokens of a long row.
@@ -156,18 +161,14 @@ def paged_attention_triton(
     sizes = {
         "KV_HEADS": kv_heads, "GROUP": group, "HEAD_DIM": head_dim, "DIM_TILE": dim_tile(head_dim)
     }  # fmt: skip
-
     is_masked = window is not None or softcap is not None
 
     def attend(tasks: Tasks, query_tile: int, *, is_long: bool) -> None:
         split = LONG_SPLIT if is_long else SPLIT
-        tiling = (
-            long_tiling(q, group, block_size, is_fp8=is_fp8)
-            if is_long
-            else short_tiling(q, group, block_size, is_fp8=is_fp8, is_masked=is_masked)
-        )
-        # Tiles that all queries see are read without masks; elsewhere a second walk spills.
-        has_whole = is_long and q.dtype != torch.float32 and head_dim <= 128
+        if is_long:
+            tiling = long_tiling(q, group, block_size, is_fp8=is_fp8)
+        else:
+            tiling = short_tiling(q, group, block_size, is_fp8=is_fp8, is_masked=is_masked)
         attend_kernel[(jit.programs(q.device, tiling.programs),)](
             q, fp8.as_bytes(k_pages), fp8.as_bytes(v_pages), k, v, out,
             parts.sums, parts.tops, parts.totals, parts.tops if scales is None else scales,
@@ -176,7 +177,7 @@ def paged_attention_triton(
             window or 0, softcap or 0.0, q.stride(0), k.stride(0), v.stride(0),
             **sizes, BLOCK_SIZE=block_size,
             QUERY_TILE=query_tile, POSITIONS=tiling.positions, SPLIT=split, TASK=TASK,
-            IS_LONG=is_long, HAS_WHOLE=has_whole and jit.is_sm_90(q.device),
+            IS_LONG=is_long, HAS_WHOLE=is_long and reads_whole_tiles(q),
             WIDENS=widens, IS_FP8=is_fp8,
             HAS_WINDOW=window is not None, HAS_SOFTCAP=softcap is not None,
             num_warps=tiling.warps, num_stages=tiling.stages, maxnreg=tiling.registers,

@@ -14,6 +14,7 @@ import torch
 from benchmarks.kernels import aot
 from benchmarks.kernels.compiled_code import CodeFacts
 from kernels import jit
+from kernels.attention.decode_attention import decode_tiling
 from kernels.attention.triton_launch import Tiling, long_tiling, short_tiling
 from tests.support.once import made_once
 
@@ -304,15 +305,13 @@ def test_as_many_programs_fit_as_are_launched(
     group, head_dim = model.heads // model.kv_heads, model.head_dim
     q = torch.empty(1, model.heads, head_dim, dtype=model.dtype, device="meta")
     table, tilings = aot.read_table(), dict[str, Tiling]()
-    sizes, kind = (q, group, model.block_size), {"is_fp8": model.is_kv_fp8}
+    sizes, is_fp8 = (q, group, model.block_size), model.is_kv_fp8
     for end in ends_of(model):
-        short = short_tiling(*sizes, **kind, is_masked=bool(end))
-        tilings |= {
-            f"attend_kernel{end}": short,
-            f"attend_kernel long{end}": long_tiling(*sizes, **kind),
-        }
-        if model.dtype != torch.float32:
-            tilings |= {f"{name}{end}": short for name in decode_kernels(end)}
+        short = short_tiling(*sizes, is_fp8=is_fp8, is_masked=bool(end))
+        decode = decode_tiling(*sizes, is_fp8=is_fp8, is_masked=bool(end))
+        tilings[f"attend_kernel{end}"] = short
+        tilings[f"attend_kernel long{end}"] = long_tiling(*sizes, is_fp8=is_fp8)
+        tilings |= {f"{name}{end}": decode for name in decode_kernels(end)}
     for name, tiling in tilings.items():
         row = table[shape, name, arch]
         assert row.warps == tiling.warps

@@ -190,9 +190,11 @@ def test_heads_are_normed(generator: torch.Generator, dtype: torch.dtype) -> Non
     """Their sums have another order: one rounding of a number, through to the result."""
     contexts = [3, SPLIT + 9]
     step = step_of(generator, contexts, head_dim=64, is_normed=True, dtype=dtype)
-    rounding = {"rtol": ROUNDING[dtype], "atol": ROUNDING[dtype]}
+    rounding = ROUNDING[dtype]
     for found, expected in zip(step.fused(step.plan()), step.reference(), strict=True):
-        torch.testing.assert_close(found, expected, **rounding, equal_nan=True, check_stride=False)
+        torch.testing.assert_close(
+            found, expected, rtol=rounding, atol=rounding, equal_nan=True, check_stride=False
+        )
 
 
 @pytest.mark.parametrize("programs", [1, 7])
