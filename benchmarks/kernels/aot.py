@@ -28,7 +28,6 @@ from torch import Tensor
 
 from benchmarks.kernels.compiled_code import CodeFacts, digest_of, facts_of, spills, usage
 from benchmarks.recording import RESULTS, versions
-from kernels import variants
 
 TABLE: Final = RESULTS / "kernels_aot.json"
 # What a program can share with itself.
@@ -186,9 +185,7 @@ def specialisations(shape: Shape, arch: int) -> list[Specialisation]:
 
     dispatch.force("triton")
     try:
-        # Which changes nothing that the table is about.
-        plain = variants.forced("programmatic-launch", False)
-        with torch.device("meta"), plain, _recording(modules.values(), keep):
+        with torch.device("meta"), _recording(modules.values(), keep):
             _launch_all(shape, modules)
     finally:
         dispatch.force(None)

@@ -212,7 +212,8 @@ def test_recorded_sizes_hold_every_number_of_rows() -> None:
         assert list(sizes) == sorted(set(sizes))
         # At worst half of a step is padding.
         assert all(larger <= 2 * size for size, larger in pairwise(sizes))
-    assert graph_sizes(20) == (1, 2, 4, 8, 16, 20)
+    assert graph_sizes(20) == (8, 16, 20)
+    assert graph_sizes(3) == (3,)
     assert len(graph_sizes(256)) <= 40
 
 

@@ -147,7 +147,7 @@ def test_rules_stop_nobody_from_running_ahead(model: Model) -> None:
 
 
 def test_what_cannot_be_recorded_is_launched_one_by_one(model: Model) -> None:
-    streams = Counting(recorded_max=4)
+    streams = Counting(recorded_max=len(buckets_of(LIMITS)) - 1)
     with capture_logs() as logs:
         runner = model.resident(streams)
     (told,) = (entry for entry in logs if entry["event"] == "worker.unrecorded")
