@@ -6,7 +6,7 @@ formula  q, k := norm of each head, if the model has that; rope; k and v to thei
          before it reads them. Of several splits each keeps a part; who arrives last adds them up in
          the order of splits, so that the bits do not depend on who that is
 shapes   arrived [rows * KV_HEADS] int32, zeros before and after; else as triton_kernels
-cost     as decode_attention. Queries are read and turned once per split, 2 KiB beside the 256 KiB
+cost     as decode_attention. Queries are read and turned once per split, 2 KiB beside the 128 KiB
          of its keys and values (group of 4, heads of 128, bf16); in return a layer is two launches
          less. Parts come back from the cache, 2 KiB each (group of 4), 8 at once: 64k of context,
          128 splits, are 16 reads of the cache one after the other. Reckoned, not timed: 10 us for

@@ -54,7 +54,7 @@ def as_bytes(pages: Tensor) -> Tensor:
     return pages.view(torch.uint8) if pages.dtype == DTYPE else pages
 
 
-# Two words of 16 bits in a register: one by one, each operation takes a register of its own.
+# Whether two words of 16 bits are turned in one register; one by one, each takes one of its own.
 _IN_PAIRS = jit.constant(not jit.IS_INTERPRETED)
 
 
