@@ -1,5 +1,6 @@
 """What Triton's interpreter is asked of each kernel is asked of the device, by the same tests."""
 
+import sys
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -30,9 +31,11 @@ WHOLE: Final = ("test_stack", LARGE)
 # Four pools of up to 6 GiB, the 4 that lie ahead of each, and what others take meanwhile.
 LARGE_BYTES: Final = 48 << 30
 
-pytest.register_assert_rewrite(
+SHOWN: Final = (
     *(f"tests.unit.kernels.interpreted.{name}" for name in LENT), "tests.unit.kernels.paged_cases"
-)
+)  # fmt: skip
+# In a run of all tests others may have imported some of them.
+pytest.register_assert_rewrite(*(name for name in SHOWN if name not in sys.modules))
 if jit.IS_INTERPRETED:
     import_module("tests.unit.kernels.interpreted.conftest")
 
