@@ -54,9 +54,9 @@ def short_tiling(
     steps that only decode and in others, so that a row's bits are the same in both.
 
     Timed on an H200 (docs/benchmarks.md): one warp has all 16 lines of a tile, of which a second
-    repeats the work, and small programs fill each other's pauses. Of half the positions few rows
-    take a tenth longer; they are for what would spill in its loop: windows, caps, pages as large as
-    a tile, groups that are no power of two.
+    repeats the work, and small programs fill each other's pauses. Of half the positions one row
+    takes a fifth longer; they are for what would spill in its loop: windows, caps, pages as large
+    as a tile, groups that are no power of two.
     """
     width = max(64, jit.power_of_two(q.size(2)))
     if q.dtype == torch.float32:
