@@ -1,13 +1,13 @@
 """Control tokens' texts that clients write: found, hidden, found again, at a letter's price."""
 
 import re
-import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.text.control_texts import ControlTexts
+from tests.support.cpu_cost import costs_at_most
 
 # As Llama 3 has them: hundreds that begin alike.
 RESERVED = [f"<|reserved_special_token_{index}|>" for index in range(250)]
@@ -35,8 +35,9 @@ def test_a_mark_cannot_be_written_by_a_client() -> None:
 
 @pytest.mark.parametrize("part", ["<", "<|", "<|reserved_special_token_", "</s>", RESERVED[24]])
 def test_hostile_texts_take_no_longer_than_others(part: str) -> None:
-    """Alternatives tried one after the other take two seconds for this at `<`."""
-    controls = ControlTexts(TEXTS)
-    begin_s = time.thread_time()
-    controls.split(controls.hide(part * (1_000_000 // len(part))))
-    assert time.thread_time() - begin_s < 0.5
+    """Alternatives tried one after the other cost as many times as much as there are more."""
+    text = part * (200_000 // len(part))
+    many, few = ControlTexts(TEXTS), ControlTexts([*RESERVED[20:30], "</s>", "<s>"])
+    costs_at_most(
+        6, work=lambda: many.split(many.hide(text)), yardstick=lambda: few.split(few.hide(text))
+    )

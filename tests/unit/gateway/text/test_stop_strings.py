@@ -1,7 +1,5 @@
 """Stop strings: nothing of one is shown, nothing else is kept, the token count is exact."""
 
-import time
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +8,7 @@ from gateway.text.choice_text import ChoiceText
 from gateway.text.detokenizer import Pieces, decode
 from gateway.text.stop_strings import StopMatcher
 from tests.support import tokenizers as built
+from tests.support.cpu_cost import costs_at_most
 
 letters = st.text(alphabet="ab", max_size=12)
 stops = st.lists(st.text(alphabet="ab", min_size=1, max_size=4), min_size=1, max_size=3)
@@ -85,11 +84,14 @@ def test_the_count_is_that_of_the_token_which_completed_the_stop(
 
 
 def test_text_with_stops_costs_little() -> None:
-    """Far above the goal of 15 µs, which the guard keeps: what grows with the text shows here."""
+    """As much late in a text as early; how much that is, the guard keeps."""
     tokenizer = built.byte_level_bpe()
-    token_ids = tokenizer.encode("".join(built.CORPUS)).ids * 8
-    choice = ChoiceText(Pieces(tokenizer), ["\n\nUser:", "<|never|>", "</answer>", "lazy cat"])
-    begin = time.process_time()
-    for token_id in token_ids:
-        choice.feed((token_id,))
-    assert (time.process_time() - begin) / len(token_ids) < 60e-6
+    pieces = Pieces(tokenizer)
+    token_ids = tokenizer.encode("".join(built.CORPUS)).ids * 2
+
+    def feed(copies: int) -> None:
+        choice = ChoiceText(pieces, ["\n\nUser:", "<|never|>", "</answer>", "lazy cat"])
+        for token_id in token_ids * copies:
+            choice.feed((token_id,))
+
+    costs_at_most(2, work=lambda: feed(32), yardstick=lambda: [feed(1) for _ in range(32)])
