@@ -1,5 +1,7 @@
 """Stop strings: nothing of one is shown, nothing else is kept, the token count is exact."""
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -89,9 +91,10 @@ def test_text_with_stops_costs_little() -> None:
     pieces = Pieces(tokenizer)
     token_ids = tokenizer.encode("".join(built.CORPUS)).ids * 2
 
-    def feed(copies: int) -> None:
-        choice = ChoiceText(pieces, ["\n\nUser:", "<|never|>", "</answer>", "lazy cat"])
-        for token_id in token_ids * copies:
-            choice.feed((token_id,))
+    def feed(token_ids: Sequence[int], times: int) -> None:
+        for _ in range(times):
+            choice = ChoiceText(pieces, ["\n\nUser:", "<|never|>", "</answer>", "lazy cat"])
+            for token_id in token_ids:
+                choice.feed((token_id,))
 
-    costs_at_most(2, work=lambda: feed(32), yardstick=lambda: [feed(1) for _ in range(32)])
+    costs_at_most(2, work=lambda: feed(token_ids * 32, 1), yardstick=lambda: feed(token_ids, 32))
