@@ -11,6 +11,11 @@ TORCH := torch==2.13.0
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # Of thousands of modules few are ever imported, and who does first compiles them for all.
 PIP := --progress-bar off --quiet --no-compile
+# uv does in seconds what takes a processor one minute or two by pip, but reads no settings of pip, so
+# it is told of the index. Where it cannot be had, or misses something, pip does all of it.
+UV_INSTALL := $(BIN)/pip install $(PIP) --retries 1 'uv<1' && \
+	$(BIN)/uv pip install --quiet --python $(BIN)/python \
+	$$($(BIN)/pip config list | sed -n "s/^[^=]*[.]index-url='\(.*\)'/--default-index \1/p" | tail -1)
 PARALLEL := -q -n auto --dist worksteal --durations=30 --durations-min=1
 MODEL ?=
 MACHINE ?=
@@ -43,7 +48,7 @@ $(VENV)/.installed: pyproject.toml
 	  --extra-index-url $(TORCH_INDEX) '$(TORCH)' || { \
 	  echo "torch could not be installed. Is the network there? For another source of it:"; \
 	  echo "make TORCH_INDEX=URL $(MAKECMDGOALS)"; exit 1; }
-	@$(BIN)/pip install $(PIP) -e '.[dev]' || { \
+	@{ $(UV_INSTALL) -e '.[dev]'; } 2>/dev/null || $(BIN)/pip install $(PIP) -e '.[dev]' || { \
 	  echo "The packages of pyproject.toml could not be installed; pip says why above. Then: make $(MAKECMDGOALS)"; exit 1; }
 	@echo "compiling the CPU kernels for this processor: ten seconds, once per machine"
 	@$(BIN)/python -c 'from kernels import native; native.build(); print(native.reason())'
