@@ -77,7 +77,7 @@ def continuous(model: Any, attention: str, jobs: list[Job], bench: Bench) -> flo
     from transformers import ContinuousBatchingConfig, GenerationConfig
 
     model.set_attn_implementation(f"paged|{attention}")
-    plain: Any = GenerationConfig(  # type: ignore[no-untyped-call]
+    plain: Any = GenerationConfig(
         max_new_tokens=max(job.output for job in jobs),
         do_sample=False, eos_token_id=-1, pad_token_id=0,
     )  # fmt: skip

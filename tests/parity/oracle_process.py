@@ -87,7 +87,7 @@ def write_checkpoint(name: str, folder: Path, seed: int, published: dict[str, An
     else:
         kind = transformers.CONFIG_MAPPING[published["model_type"]]
         config = kind.from_dict(published)
-    model = transformers.AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    model = transformers.AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             if parameter.dim() == 1:
@@ -166,7 +166,7 @@ def explain(model: Any, asked: dict[str, Any], top: int) -> dict[str, Any]:
 
 def main(listing: Path) -> None:
     torch.set_num_threads(1)
-    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers.logging.set_verbosity_error()
     told, root = json.loads(listing.read_text()), listing.parent
     models = {}
     for name in told["models"]:
@@ -175,7 +175,7 @@ def main(listing: Path) -> None:
         # Its other ways to attend leave soft-caps out.
         is_capped = told["published"].get(name, {}).get("attn_logit_softcapping") is not None
         chosen = {"attn_implementation": "eager"} if is_capped else {}
-        models[name] = load(root / name, dtype=torch.float32, **chosen).eval()  # type: ignore[no-untyped-call]
+        models[name] = load(root / name, dtype=torch.float32, **chosen).eval()
     for asked in told["questions"]:
         work = answer if asked["max_tokens"] else explain
         np.savez(root / asked["target"], **work(models[asked["model"]], asked, told["top"]))

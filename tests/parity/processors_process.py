@@ -21,7 +21,6 @@ from transformers.generation.logits_process import (
 
 def processed(case: dict[str, Any]) -> torch.Tensor:
     """One row, in the order in which `generate` applies them."""
-    scores = torch.tensor([case["scores"]])
     seen = torch.tensor([case["prompt"] + case["output"]])
     chain = LogitsProcessorList()
     if case["logit_bias"]:
@@ -30,7 +29,7 @@ def processed(case: dict[str, Any]) -> torch.Tensor:
         )
     if case["repetition_penalty"] != 1.0:
         chain.append(RepetitionPenaltyLogitsProcessor(case["repetition_penalty"]))
-    scores = chain(seen, scores)  # type: ignore[arg-type]  # as every caller of it does
+    scores: torch.Tensor = chain(seen, torch.tensor([case["scores"]]))
     if case["bad_words"]:
         # Of the output alone, which is what a bad word may not be in.
         output = torch.tensor([case["output"]], dtype=torch.int64)
