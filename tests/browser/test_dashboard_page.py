@@ -129,8 +129,9 @@ async def test_what_was_seen_goes_into_files(page: Tab, stack: WholeStack, tmp_p
     async def given(button: str, name: str) -> Path:
         await page.look(f"document.getElementById('{button}').click()")
 
+        # Its name is taken by an empty file first, which the whole one then replaces.
         async def is_there() -> bool:
-            return (tmp_path / name).is_file()
+            return (tmp_path / name).is_file() and (tmp_path / name).stat().st_size > 0
 
         await until(is_there, name)
         return tmp_path / name
