@@ -41,6 +41,24 @@ def test_house_rules(path: Path) -> None:
     assert not re.search(r"FIXME|XXX|\btime\.time\(", text)
 
 
+CLOCKS = {"thread_time", "process_time", "perf_counter", "monotonic"}
+
+
+def test_no_test_has_a_bound_in_seconds_of_a_clock() -> None:
+    """On a machine that is slower, or does something else, it fails for no reason."""
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Assert):
+                continue
+            bounds = [each for each in ast.walk(node.test) if isinstance(each, ast.Compare)]
+            for bound in bounds:
+                names = {each.attr for each in ast.walk(bound) if isinstance(each, ast.Attribute)}
+                is_fixed = isinstance(bound.comparators[-1], ast.Constant)
+                assert not (names & CLOCKS and is_fixed), (
+                    f"{path}:{node.lineno}: a ratio is told by tests/support/cpu_cost.py"
+                )
+
+
 def test_kernel_files_say_shapes_and_cost() -> None:
     files = (ROOT / "kernels").rglob("*.py")
     kernels = [path for path in files if re.search(r"def \w+_reference\(", path.read_text())]
