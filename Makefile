@@ -12,9 +12,9 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # Of thousands of modules few are ever imported, and who does first compiles them for all.
 PIP := --progress-bar off --quiet --no-compile
 # uv does in seconds what takes a processor one minute or two by pip, but reads no settings of pip, so
-# it is told of the index. Where it cannot be had, or misses something, pip does all of it.
+# it is told of the index. Where it cannot be had, or nobody answers it, pip does all of it.
 UV_INSTALL := $(BIN)/pip install $(PIP) --retries 1 'uv<1' && \
-	$(BIN)/uv pip install --quiet --python $(BIN)/python \
+	UV_HTTP_TIMEOUT=10 UV_HTTP_RETRIES=1 $(BIN)/uv pip install --quiet --python $(BIN)/python \
 	$$($(BIN)/pip config list | sed -n "s/^[^=]*[.]index-url='\(.*\)'/--default-index \1/p" | tail -1)
 PARALLEL := -q -n auto --dist worksteal --durations=30 --durations-min=1
 MODEL ?=

@@ -38,13 +38,14 @@ def test_house_rules(path: Path) -> None:
     for function in functions(tree):
         length = (function.end_lineno or 0) - function.lineno + 1
         assert length <= FUNCTION_LINES_MAX, f"{function.name} has {length} lines"
+    # What is not done yet; and time is an argument, of a clock that nobody sets.
     assert not re.search(r"FIXME|XXX|\btime\.time\(", text)
 
 
 CLOCKS = {"thread_time", "process_time", "perf_counter", "monotonic"}
 
 
-def test_no_test_has_a_bound_in_seconds_of_a_clock() -> None:
+def test_no_assertion_compares_a_clock_with_seconds() -> None:
     """On a machine that is slower, or does something else, it fails for no reason."""
     for path in (ROOT / "tests").rglob("test_*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -52,9 +53,12 @@ def test_no_test_has_a_bound_in_seconds_of_a_clock() -> None:
                 continue
             bounds = [each for each in ast.walk(node.test) if isinstance(each, ast.Compare)]
             for bound in bounds:
-                names = {each.attr for each in ast.walk(bound) if isinstance(each, ast.Attribute)}
+                reads_a_clock = any(
+                    isinstance(each, ast.Call) and ast.unparse(each.func).split(".")[-1] in CLOCKS
+                    for each in ast.walk(bound)
+                )
                 is_fixed = isinstance(bound.comparators[-1], ast.Constant)
-                assert not (names & CLOCKS and is_fixed), (
+                assert not (reads_a_clock and is_fixed), (
                     f"{path}:{node.lineno}: a ratio is told by tests/support/cpu_cost.py"
                 )
 

@@ -4,7 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -233,6 +233,9 @@ async def loop_watched(dearest_s: list[float]) -> AsyncIterator[None]:
         yield
     finally:
         watching.cancel()
+    # What it found wrong is told.
+    with suppress(asyncio.CancelledError):
+        await watching
     dearest_s.append(max(gaps_s))
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +149,9 @@ async def health_watched(stack: Stack, dearest_s: list[float]) -> AsyncIterator[
         yield
     finally:
         watching.cancel()
+    # What it found wrong is told.
+    with suppress(asyncio.CancelledError):
+        await watching
     dearest_s.append(max(gaps_s))
 
 

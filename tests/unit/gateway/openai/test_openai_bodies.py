@@ -41,7 +41,7 @@ def test_sixteen_megabytes_of_anything_are_refused_at_once(head: bytes, item: by
         with pytest.raises(InvalidRequest, match=TOO_MANY):
             JsonBody.of(body)
 
-    # No more than a few looks at each byte; read in full some of them take fifteen times as much.
+    # No more than a few looks at each byte; read in full the first takes twenty times as much.
     costs_at_most(4, work=refuse, yardstick=lambda: sum(body))
 
 
