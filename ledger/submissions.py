@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from kaiten.v1.common_pb2 import FinishReason, PromptLogprobs
 from kaiten.v1.ledger_pb2 import (
@@ -38,6 +39,7 @@ NO_BOUNDS = TenantBounds()
 # A millisecond or two; a tail has hundreds, and the streams go on meanwhile.
 RECORDS_AT_ONCE = 16
 RESULTS_AT_ONCE = 32
+LEASE_FIELDS = ("epoch", "nonce", "address", "renew_seq", "journal_seq", "folded_seq")
 # More than any counter reaches, and still exact in Lua.
 UNBOUNDED = 2**53
 # What submit.lua refuses with: the reason, whose bound it is, and which.
@@ -309,25 +311,16 @@ class Submissions:
         return [JournalRecord.FromString(fields[1]) for _, fields in entries]
 
     async def cell(self) -> CellView:
-        """The leader's last CellRecord. renew_seq standing still for long: nobody leads."""
-        (found,) = await self._store.read((("HMGET", self._store.keys.lease, "cell", "renew_seq"),))
-        record = None if found[0] is None else CellRecord.FromString(found[0])
-        return CellView(record, int(found[1] or 0))
+        """The leader's last CellRecord. Its lease standing still for long: nobody leads."""
+        fields = (*LEASE_FIELDS, "cell")
+        (found,) = await self._store.read((("HMGET", self._store.keys.lease, *fields),))
+        record = None if found[-1] is None else CellRecord.FromString(found[-1])
+        return CellView(record, _lease_in(found))
 
     async def leader(self) -> Lease | None:
         """The lease as it stands; None before the first election."""
-        fields = ("epoch", "nonce", "address", "renew_seq", "journal_seq", "folded_seq")
-        (found,) = await self._store.read((("HMGET", self._store.keys.lease, *fields),))
-        if found[0] is None:
-            return None
-        return Lease(
-            epoch=int(found[0]),
-            nonce=int(found[1] or 0),
-            address=found[2].decode(),
-            renew_seq=int(found[3]),
-            journal_seq=int(found[4]),
-            folded_seq=int(found[5]),
-        )
+        (found,) = await self._store.read((("HMGET", self._store.keys.lease, *LEASE_FIELDS),))
+        return _lease_in(found)
 
     async def load(self, tenant: str | None = None) -> Load:
         """Live choices and prompt tokens, of the cell or of one tenant: what the bounds of submit
@@ -342,6 +335,20 @@ class Submissions:
         """The cell's clock: the store's own, so that every process reads the same one."""
         (found,) = await self._store.commands((("TIME",),))
         return time_ns(found)
+
+
+def _lease_in(found: Sequence[Any]) -> Lease | None:
+    """Of LEASE_FIELDS, as the store has them."""
+    if found[0] is None:
+        return None
+    return Lease(
+        epoch=int(found[0]),
+        nonce=int(found[1] or 0),
+        address=found[2].decode(),
+        renew_seq=int(found[3]),
+        journal_seq=int(found[4]),
+        folded_seq=int(found[5]),
+    )
 
 
 def _history_in(stored: RequestResult | None, sequence_id: int) -> History:

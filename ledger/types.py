@@ -157,15 +157,6 @@ class History(NamedTuple):
     finished: SequenceFinished | None
 
 
-class CellView(NamedTuple):
-    """The leader's last word. renew_seq moving is the sign of life; record is None before the first
-    renewal.
-    """
-
-    record: CellRecord | None
-    renew_seq: int
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
     """Who leads. nonce 0: resigned."""
@@ -176,6 +167,15 @@ class Lease:
     renew_seq: int
     journal_seq: int
     folded_seq: int
+
+
+class CellView(NamedTuple):
+    """The leader's last word, None before its first renewal, and its lease, None before the first
+    election. The lease's renew_seq moving is the sign of life.
+    """
+
+    record: CellRecord | None
+    lease: Lease | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -139,8 +139,9 @@ class Servicer(SchedulerServiceServicer):
 
     async def ReadTimeline(self, request: Any, context: Any) -> ReadTimelineResponse:
         with self._explained:
-            known = self._leading().timelines
-            timelines = await asyncio.to_thread(timelines_of, known.snapshot(request.id))
+            session = self._leading()
+            known, now_ns = session.timelines, session.now_ns()
+            timelines = await asyncio.to_thread(timelines_of, known.snapshot(request.id, now_ns))
         if not timelines:
             raise NotFound(f"a timeline of request {request.id[:TEXT_CHARS_MAX]!r}")
         names = known.names(mentioned(timelines))

@@ -249,10 +249,12 @@ class Timelines:
         """
         return self._of.get(id) or self._over.get(id) or ()
 
-    def snapshot(self, id: str) -> Snapshot:
+    def snapshot(self, id: str, now_ns: int = 0) -> Snapshot:
         """What is written down of a request, by its id in the ledger, in a millisecond or two. The
-        rest may take a while, and is done anywhere.
+        rest may take a while, and is done anywhere. What lives has lived until now, or until the
+        last command, where that is all that is known.
         """
+        now_ns = max(now_ns, self._now_ns)
         tracks = self.tracks(id)
         workers = {one.worker_id for track in tracks for one in track.transitions}
         throttled = self._throttled.get(tracks[0].tenant) if tracks else None
@@ -268,17 +270,17 @@ class Timelines:
             ),
             steps={name: [*self._steps[name]] for name in workers & self._steps.keys()},
             looks=[*self._looks],
-            store=self._store.until(self._now_ns),
-            closed=self._closed.until(self._now_ns),
-            late={w: self._late[w].until(self._now_ns) for w in workers & self._late.keys()},
-            throttled=[] if throttled is None else throttled.until(self._now_ns),
-            mates=tuple(self._mates(tracks)),
-            now_ns=self._now_ns,
+            store=self._store.until(now_ns),
+            closed=self._closed.until(now_ns),
+            late={w: self._late[w].until(now_ns) for w in workers & self._late.keys()},
+            throttled=[] if throttled is None else throttled.until(now_ns),
+            mates=tuple(self._mates(tracks, now_ns)),
+            now_ns=now_ns,
         )
 
-    def _mates(self, tracks: Sequence[Track]) -> dict[str, None]:
+    def _mates(self, tracks: Sequence[Track], now_ns: int) -> dict[str, None]:
         """Whoever had a slot of a worker while one of these had."""
-        now_ns, stays = self._now_ns, dict[str, list[tuple[int, int]]]()
+        stays = dict[str, list[tuple[int, int]]]()
         for track in tracks:
             for worker_id, start_ns, end_ns in track.stays(now_ns):
                 stays.setdefault(worker_id, []).append((start_ns, end_ns))

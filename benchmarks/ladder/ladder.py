@@ -137,7 +137,7 @@ async def measure(stack: Stack, rung: Rung, jobs: Sequence[Job]) -> Measured:
         target = StaticBatches(target, rung.seats)
     try:
         await target.prepare()
-        cell, lease = (await ledger.cell()).record, await ledger.leader()
+        cell, lease = await ledger.cell()
         assert cell is not None
         assert lease is not None
         tally = Tally(

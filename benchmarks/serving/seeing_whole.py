@@ -6,11 +6,12 @@ One stack with and one without, which take turns: with, without, without, with, 
 the machine to itself, and what else the machine does changes little between the two of a pair. Of
 each process, microseconds per token with and without, the median of all turns; of `service` (all
 but the worker, whose time is the model's) and the `whole` also the ratio of each pair: their
-median, and the least and the greatest.
+median, and the least and the greatest; `speed` is that of tokens per second.
 Metrics: all pages open, fetched every ten seconds, beside none. Spans: beside metrics, sampled as
-by default, sent to a collector in a process of its own, whose time does not count; and to an
-address where nobody is. Watched: one stack, with and without five open pages of `/v1/watch`, as the
-page opens them; quickly: with ten events a second in place of four.
+by default, sent to a collector in a process of its own, whose time does not count; to one that
+answers each export after five seconds; and to an address where nobody is. Watched: one stack, with
+and without five open pages of `/v1/watch`, as the page opens them; quickly: with ten events a
+second in place of four.
 """
 
 import argparse
@@ -40,6 +41,8 @@ TOKENS: Final = 80
 WARM_TOKENS: Final = 20
 FETCH_S: Final = 10.0
 WAIT_S: Final = 60.0
+# The exporter's own patience with a collector is ten seconds.
+SLOW_S: Final = 5.0
 # A snapshot, and what is told when a watch is left for one that others have.
 EVENTS_BEFORE: Final = 4
 WORKER: Final = "gpu_worker"
@@ -62,12 +65,30 @@ class Kind:
     interval_ms: int = 250
 
 
-def collect(pipe: Connection) -> None:
+def collect(pipe: Connection, answers_after_s: float) -> None:
     """In a process of its own, until it hears something: then it says how many spans it has."""
-    with collecting() as collector:
+    with collecting(answers_after_s=answers_after_s) as collector:
         pipe.send(collector.address)
         pipe.recv()
         pipe.send(len(collector.spans))
+
+
+class Collecting:
+    """A collector in a process of its own."""
+
+    def __init__(self, answers_after_s: float) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._ours, theirs = context.Pipe()
+        self._process = context.Process(target=collect, args=(theirs, answers_after_s))
+        self._process.start()
+        self.address: str = self._ours.recv()
+
+    def stop(self) -> int:
+        """How many spans it has."""
+        self._ours.send(None)
+        count = int(self._ours.recv())
+        self._process.join()
+        return count
 
 
 class Fetching:
@@ -208,18 +229,17 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=8)
     parser.add_argument("--sequences", type=int, default=256)
     parser.add_argument(
-        "--only", action="append", help="of metrics, spans, nobody, watched, watched_quickly"
+        "--only", action="append", help="of metrics, spans, slow, nobody, watched, watched_quickly"
     )
     parser.add_argument("--save", action="store_true")
     chosen = parser.parse_args()
-    ours, theirs = multiprocessing.get_context("spawn").Pipe()
-    collector = multiprocessing.get_context("spawn").Process(target=collect, args=(theirs,))
-    collector.start()
+    collectors = [Collecting(answers_after_s) for answers_after_s in (0.0, SLOW_S)]
     nothing = Kind(environ={"KAITEN_GATEWAY_METRICS": "false"})
     metrics = Kind(words=["--metrics-port", "0"])
     settings: Mapping[str, tuple[Kind, Kind]] = {
         "metrics": (metrics, nothing),
-        "spans": (replace(metrics, environ=to(ours.recv())), metrics),
+        "spans": (replace(metrics, environ=to(collectors[0].address)), metrics),
+        "slow": (replace(metrics, environ=to(collectors[1].address)), metrics),
         "nobody": (replace(metrics, environ=to("http://127.0.0.1:9")), metrics),
         "watched": (replace(metrics, watchers=5), metrics),
         "watched_quickly": (replace(metrics, watchers=5, interval_ms=100), metrics),
@@ -229,15 +249,13 @@ def main() -> None:
         if not chosen.only or name in chosen.only:
             sys.stderr.write(f"{name}\n")
             found[name] = compared(turns(one, other, chosen.sequences, chosen.pairs))
-    ours.send(None)
     figures: dict[str, object] = {
         "sequences": chosen.sequences,
         "tokens": TOKENS,
         "pairs": chosen.pairs,
         **found,
-        "spans_received": ours.recv(),
+        "spans_received": [collector.stop() for collector in collectors],
     }
-    collector.join()
     record("seeing_whole", figures, save=chosen.save)
 
 
@@ -260,6 +278,11 @@ def compared(found: Sequence[Pair]) -> dict[str, object]:
             "ratio": round(median(ratios), 4),
             "from_to": [round(min(ratios), 3), round(max(ratios), 3)],
         }
+    speeds = [one[SPEED] / other[SPEED] for one, other in found]
+    told["speed"] = {
+        "ratio": round(median(speeds), 4),
+        "from_to": [round(min(speeds), 3), round(max(speeds), 3)],
+    }
     told[SPEED] = [round(with_us[SPEED]), round(without_us[SPEED])]
     added = median((one[SERVICE] - other[SERVICE]) * one[SPEED] / 1000 for one, other in found)
     share = median((one[SERVICE] - other[SERVICE]) / other[WHOLE] for one, other in found)

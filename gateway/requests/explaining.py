@@ -56,7 +56,7 @@ class Explainer:
     async def _of_leader(self, ledger_id: str) -> list[ChoiceTimeline]:
         give_up_ns = self._clock.monotonic_ns() + LEADERLESS_S_MAX * 1e9
         while True:
-            lease = await self._link.ledger.leader()
+            lease = (await self._link.cell()).lease
             found = await self._ask(lease.address, ledger_id) if lease and lease.nonce else None
             if found is not None:
                 return found

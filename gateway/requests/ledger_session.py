@@ -5,7 +5,7 @@ from typing import Final
 
 import structlog
 
-from ledger import Follower, Ledger, LedgerLimits, StoreLost
+from ledger import CellView, Follower, Ledger, LedgerLimits, StoreLost
 from service_kit.errors import ConfigError, Unavailable
 
 log = structlog.get_logger()
@@ -24,6 +24,7 @@ class LedgerLink:
         self.ledger: Ledger
         self.follower: Follower
         self._is_open = False
+        self._seen: CellView | None = None
         # Why the store is not to be trusted with requests now; empty when it is.
         self.problem = "the store has not been checked yet"
 
@@ -47,6 +48,17 @@ class LedgerLink:
             self.problem = str(error)
             raise
         self.problem = FULL if store.is_full else ""
+
+    async def look(self) -> CellView:
+        """The cell, as the store has it."""
+        self._seen = await self.ledger.cell()
+        return self._seen
+
+    async def cell(self) -> CellView:
+        """As the store has it; while that is in trouble, as it was seen last, for a leader answers
+        whoever finds it, with or without a store.
+        """
+        return self._seen if self.problem and self._seen else await self.look()
 
     async def run(self) -> None:
         """Follow the journal; after a lost store start over with the new one, for ever."""

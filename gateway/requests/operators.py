@@ -190,7 +190,7 @@ class Operators:
 
     async def rehearse(self, request: RehearseRequest) -> RehearseResponse:
         """By whoever leads now. NotFound: it has no such worker; InvalidRequest says its reason."""
-        lease = await self._link.ledger.leader()
+        lease = (await self._link.cell()).lease
         if lease is None or not lease.nonce:
             raise Unavailable("no scheduler leads")
         async with self._peers.channel(lease.address, CHANNEL_OPTIONS) as channel:
@@ -203,8 +203,7 @@ class Operators:
 
     async def _schedulers(self) -> list[str]:
         """The leader, or who led last, and those who stood by then."""
-        lease = await self._link.ledger.leader()
-        record = (await self._link.ledger.cell()).record
+        record, lease = await self._link.cell()
         if lease is None:
             raise Unavailable("no scheduler has led this cell yet")
         standbys = record.standby_addresses if record is not None else ()
@@ -241,7 +240,7 @@ class Operators:
         """Of one leader after the other, each beginning with a snapshot."""
         heard_ns = self._clock.monotonic_ns()
         while True:
-            lease = await self._link.ledger.leader()
+            lease = (await self._link.cell()).lease
             if lease is not None and lease.nonce:
                 async with aclosing(self._watch(lease.address, request)) as responses:
                     async for response in responses:

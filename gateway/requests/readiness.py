@@ -17,6 +17,7 @@ from gateway.requests.queue_position import because
 from gateway.text.model_card import ModelCard
 from kaiten.v1.common_pb2 import WorkerDescription
 from kaiten.v1.ledger_pb2 import CellRecord
+from ledger import CellView
 from service_kit.clock import Clock
 from service_kit.errors import ConfigError, Unavailable
 
@@ -50,12 +51,13 @@ class CellWatch:
         self._moved_ns = 0
         self.record: CellRecord | None = None
 
-    def saw(self, record: CellRecord | None, renew_seq: int) -> None:
+    def saw(self, view: CellView) -> None:
         """One successful poll."""
+        renew_seq = view.lease.renew_seq if view.lease is not None else 0
         if renew_seq != self._renew_seq:
             self._renew_seq, self._moved_ns = renew_seq, self._clock.monotonic_ns()
-        if record is not None:
-            self.record = record
+        if view.record is not None:
+            self.record = view.record
 
     @property
     def worker(self) -> WorkerDescription | None:
@@ -160,8 +162,7 @@ class Readiness:
             async with asyncio.timeout(max(1.0, self._limits.poll_s)):
                 if is_check_due or self._link.problem:
                     await self._link.check()
-                view = await self._link.ledger.cell()
-                self.watch.saw(view.record, view.renew_seq)
+                self.watch.saw(await self._link.look())
         except (ConfigError, Unavailable) as error:
             self._link.problem = str(error)
         except TimeoutError:

@@ -4,7 +4,6 @@ import asyncio
 import os
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal, NoReturn
 
@@ -30,7 +29,7 @@ INTERRUPTED: Final = 130
 app = App(
     name="kaiten",
     help="Serve large language models with continuous batching.",
-    version=version("kaiten"),
+    version=packages.version_here,
     default_parameter=Parameter(negative=()),
     error_formatter=explained,
     config=from_file,

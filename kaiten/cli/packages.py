@@ -9,7 +9,8 @@ from kaiten.start_error import StartError
 
 GRPC: Final = ("grpcio", "grpcio-health-checking", "googleapis-common-protos", "protobuf")
 CLIENT: Final = (*GRPC, "cyclopts", "rich")
-SERVICE: Final = ("grpcio-reflection", "opentelemetry-sdk", "pydantic", "structlog")
+# Services tell which version they are.
+SERVICE: Final = ("grpcio-reflection", "kaiten", "opentelemetry-sdk", "pydantic", "structlog")
 HTTP: Final = ("h11", "starlette", "uvicorn")
 GATEWAY: Final = (*HTTP, "huggingface-hub", "minijinja", "msgspec", "redis", "tokenizers")
 SCHEDULER: Final = ("redis",) if sys.version_info >= (3, 14) else ("backports-zstd", "redis")
@@ -32,6 +33,11 @@ def version_of(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
+
+
+def version_here() -> str:
+    """Of kaiten itself."""
+    return version_of("kaiten") or "not installed: a source tree"
 
 
 def require(extra: str) -> None:

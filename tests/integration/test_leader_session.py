@@ -108,7 +108,8 @@ async def test_a_renewal_while_recovering_leaves_what_was_said_of_the_cell(ledge
     await ledger.renew(first, None)
     view = await ledger.cell()
     assert view.record is not None
-    assert (view.record.waiting, view.renew_seq) == (3, 3)
+    assert view.lease is not None
+    assert (view.record.waiting, view.lease.renew_seq) == (3, 3)
 
 
 async def test_what_a_leader_has_learned_of_a_request_the_next_one_knows(ledger: Ledger) -> None:

@@ -217,6 +217,10 @@ async def is_up(address: str) -> bool:
     return (await state_of(address)).partition(":")[0] in ("serving", "not serving")
 
 
+async def state_starts(address: str, word: str) -> bool:
+    return (await state_of(address)).startswith(word)
+
+
 async def refusal(address: str, key: str) -> grpc.StatusCode:
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         async with watching(address, key):
@@ -285,6 +289,28 @@ async def test_the_command_shows_the_cell(tmp_path: Path) -> None:
         assert waits.startswith("waiting 1  waiting  default:1/0 ")
         code, said, _ = await kaiten("watch", "--once", "--json", "--address", gateway)
         assert (code, json.loads(said)["is_snapshot"]) == (0, True)
+
+
+async def test_who_asks_why_is_told_while_the_store_does_not_answer(tmp_path: Path) -> None:
+    """The leader knows, and the gateway where it is: it has seen that before."""
+    flags = {"slots": 1, "gates": tmp_path / "gates"}
+    async with Cluster(tmp_path, worker_flags=flags) as cluster:
+        gateway, url = add_doors(cluster)
+        await until(partial(state_starts, gateway, "serving"), "a gateway that is ready")
+        async with httpx.AsyncClient(base_url=url, timeout=WATCH_S_MAX) as http:
+            with cluster.held():
+                await cluster.submit_many(2, max_tokens=9)
+                async with watching(gateway) as watcher:
+                    await watcher.until(lambda core: (running(core), len(core.queue)) == (1, 1))
+                with cluster.store.paused():
+                    await until(partial(state_starts, gateway, "not serving"), "the gateway sees")
+                    async with watching(gateway) as watcher:
+                        assert (running(watcher.core), len(watcher.core.queue)) == (1, 1)
+                    told = [await http.get("/v1/requests/1/explain") for _ in range(2)]
+                    first, second = [one.raise_for_status().json()["choices"][0] for one in told]
+                    assert second["intervals"][-1]["phase"] == "queue"
+                    assert second["ms"] > first["ms"], "it waits on, though nothing is decided"
+            await cluster.all_done()
 
 
 async def test_a_gateway_for_everybody_without_keys_shows_nothing(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """An OpenTelemetry collector that keeps what it is sent."""
 
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -11,9 +12,10 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as pb_
 
 
 class Collector(pb_grpc.TraceServiceServicer):
-    """Every span by its id; as a servicer it answers on threads of its own."""
+    """Every span by its id; as a servicer it answers on threads of its own, after so long."""
 
-    def __init__(self) -> None:
+    def __init__(self, answers_after_s: float = 0.0) -> None:
+        self._answers_after_s = answers_after_s
         self.spans: dict[bytes, Any] = {}
         self.services: dict[bytes, str] = {}
         self.address = ""
@@ -25,6 +27,7 @@ class Collector(pb_grpc.TraceServiceServicer):
                 for span in scope.spans:
                     self.services[span.span_id] = names["service.name"]
                     self.spans[span.span_id] = span
+        time.sleep(self._answers_after_s)
         return pb.ExportTraceServiceResponse()
 
     def named(self, name: str) -> list[Any]:
@@ -35,9 +38,9 @@ class Collector(pb_grpc.TraceServiceServicer):
 
 
 @contextmanager
-def collecting(place: str = "127.0.0.1:0") -> Iterator[Collector]:
+def collecting(place: str = "127.0.0.1:0", *, answers_after_s: float = 0.0) -> Iterator[Collector]:
     """A collector; port 0 is any free one."""
-    collector = Collector()
+    collector = Collector(answers_after_s)
     server = grpc.server(ThreadPoolExecutor(4))
     pb_grpc.add_TraceServiceServicer_to_server(collector, server)
     collector.address = f"http://127.0.0.1:{server.add_insecure_port(place)}"

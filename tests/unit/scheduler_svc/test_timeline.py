@@ -345,3 +345,18 @@ def test_a_snapshot_shares_nothing_that_changes() -> None:
     cell.finish()
     assert timelines_of(snapshot) == before
     assert timelines_of(cell.timelines.snapshot(f"r{one}")) != before
+
+
+def test_what_lives_has_lived_until_now_though_nothing_was_decided_since() -> None:
+    """A worker that hangs gives the core nothing to decide; who asks then is told how long."""
+    cell = Told(spec(slots=1), lease=1)
+    running, waiting = cell.submit(9, 20), cell.submit(9, 20)
+    cell.turns(3)
+    now_ns = cell.now_ns + 10**10
+    for sequence_id, phase, why in [
+        (running, Phase.STALL, timeline_intervals.NO_ANSWER),
+        (waiting, Phase.QUEUE, Why.NO_SLOT.value),
+    ]:
+        (told,) = timelines_of(cell.timelines.snapshot(f"r{sequence_id}", now_ns))
+        last = told.intervals[-1]
+        assert (last.end_ns, last.phase, last.why) == (now_ns, phase, why)

@@ -1,7 +1,6 @@
 """What operators are told when schedulers are away, keep no archive, or nobody leads."""
 
 from collections.abc import AsyncGenerator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from kaiten.v1.ledger_pb2 import CellRecord
 from kaiten.v1.scheduler_service_pb2 import ReadArchiveRequest
 from kaiten.v1.timeline_pb2 import ChoiceTimeline, TimelineInterval
 from kaiten.v1.watch_pb2 import WatchRequest
-from ledger import Lease
+from ledger import CellView, Lease
 from service_kit.errors import NotFound, Unavailable
 
 
@@ -32,16 +31,16 @@ class FakeClock:
         self.now_ns += int(seconds * 1e9)
 
 
-class FakeLedger:
+class FakeLink:
     def __init__(self, address: str | None, *standbys: str, nonce: int = 1) -> None:
         self._address, self._standbys, self._nonce = address, standbys, nonce
         self.looks = 0
 
-    async def leader(self) -> Lease | None:
+    async def cell(self) -> CellView:
         self.looks += 1
         if self._address is None:
-            return None
-        return Lease(
+            return CellView(None, None)
+        lease = Lease(
             epoch=5,
             nonce=self._nonce,
             address=self._address,
@@ -49,9 +48,7 @@ class FakeLedger:
             journal_seq=0,
             folded_seq=0,
         )
-
-    async def cell(self) -> SimpleNamespace:
-        return SimpleNamespace(record=CellRecord(standby_addresses=self._standbys))
+        return CellView(CellRecord(standby_addresses=self._standbys), lease)
 
 
 class FakeArchive:
@@ -70,24 +67,24 @@ class FakeArchive:
             yield Part(self._held, 0, [ArchiveEntry(header=header)])
 
 
-def asked(ledger: FakeLedger, clock: FakeClock | None = None) -> Operators:
-    link: Any = SimpleNamespace(ledger=ledger)
-    return Operators(link, clock or FakeClock())
+def asked(link: FakeLink, clock: FakeClock | None = None) -> Operators:
+    played: Any = link
+    return Operators(played, clock or FakeClock())
 
 
 async def read(
-    monkeypatch: pytest.MonkeyPatch, ledger: FakeLedger, **holds: int | str
+    monkeypatch: pytest.MonkeyPatch, link: FakeLink, **holds: int | str
 ) -> list[ArchiveEntry]:
     monkeypatch.setattr(FakeArchive, "HOLDS", holds)
     monkeypatch.setattr(operators, "Archive", FakeArchive)
-    answers = asked(ledger).read_archive(ReadArchiveRequest())
+    answers = asked(link).read_archive(ReadArchiveRequest())
     return [entry async for answer in answers for entry in answer]
 
 
 async def test_the_leader_and_who_stands_by_are_asked_each_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    told = await read(monkeypatch, FakeLedger("a", "b", "a"), a=3, b=2)
+    told = await read(monkeypatch, FakeLink("a", "b", "a"), a=3, b=2)
     assert [entry.header.epoch for entry in told] == [2, 3]
 
 
@@ -95,7 +92,7 @@ async def test_the_leader_and_who_stands_by_are_asked_each_once(
 async def test_who_says_nothing_is_a_gap_at_the_end(
     monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
-    told = await read(monkeypatch, FakeLedger("a", "b"), a=why, b=2)
+    told = await read(monkeypatch, FakeLink("a", "b"), a=why, b=2)
     assert [entry.WhichOneof("entry") for entry in told] == ["header", "gap"]
     assert told[-1].gap.reason == why
 
@@ -104,23 +101,23 @@ async def test_where_nobody_keeps_an_archive_there_is_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with pytest.raises(NotFound, match="--archive-dir"):
-        await read(monkeypatch, FakeLedger("a", "b"), a="NOT_FOUND", b="NOT_FOUND")
+        await read(monkeypatch, FakeLink("a", "b"), a="NOT_FOUND", b="NOT_FOUND")
 
 
 async def test_a_cell_that_nobody_has_led_has_no_schedulers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with pytest.raises(Unavailable, match="no scheduler has led"):
-        await read(monkeypatch, FakeLedger(None))
+        await read(monkeypatch, FakeLink(None))
 
 
-@pytest.mark.parametrize("ledger", [FakeLedger(None), FakeLedger("a", nonce=0)])
-async def test_a_leader_is_waited_for_and_then_not_any_more(ledger: FakeLedger) -> None:
+@pytest.mark.parametrize("link", [FakeLink(None), FakeLink("a", nonce=0)])
+async def test_a_leader_is_waited_for_and_then_not_any_more(link: FakeLink) -> None:
     clock = FakeClock()
     with pytest.raises(Unavailable, match="no scheduler leads"):
-        await anext(asked(ledger, clock).watch(WatchRequest()))
+        await anext(asked(link, clock).watch(WatchRequest()))
     assert clock.now_ns == pytest.approx(10e9, rel=0.1)
-    assert ledger.looks > 10
+    assert link.looks > 10
 
 
 def test_a_tenant_is_told_of_others_as_counts() -> None:

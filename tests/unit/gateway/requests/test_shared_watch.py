@@ -23,7 +23,7 @@ from kaiten.v1.watch_pb2 import (
     WatchRequest,
     WatchResponse,
 )
-from ledger import Lease
+from ledger import CellView, Lease
 from service_kit.clock import SystemClock
 from service_kit.errors import Overloaded
 from tests.support.answers import until
@@ -86,12 +86,13 @@ async def played() -> AsyncIterator[tuple[PlayedLeader, Operators]]:
     leader.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
 
-    async def lease() -> Lease:
-        return Lease(
+    async def cell() -> CellView:
+        lease = Lease(
             epoch=7, nonce=1, address=leader.address, renew_seq=1, journal_seq=0, folded_seq=0
         )
+        return CellView(None, lease)
 
-    link: Any = SimpleNamespace(ledger=SimpleNamespace(leader=lease))
+    link: Any = SimpleNamespace(cell=cell)
     try:
         yield leader, Operators(link, SystemClock())
     finally:

@@ -279,6 +279,15 @@ def test_what_is_not_installed_is_named(
     assert f"not installed: {missing} pip install 'kaiten[{extra}]'" in said
 
 
+def test_a_tree_that_nobody_installed_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(packages, "version_of", lambda name: None if name == "kaiten" else "1")
+    assert here(capsys, "--version") == (0, "not installed: a source tree ")
+    code, said = here(capsys, "serve")
+    assert (code, "not installed: kaiten pip install" in said) == (1, True)
+
+
 def test_healthcheck_of_nobody(capsys: pytest.CaptureFixture[str]) -> None:
     with HeldPort() as port:
         code, said = here(capsys, "healthcheck", port.address)
