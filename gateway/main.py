@@ -11,7 +11,7 @@ from gateway import tenants
 from gateway.app import create_api, create_app
 from gateway.children.grammar_process import GrammarProcess
 from gateway.children.pool import ChildLimits
-from gateway.grpc import inference
+from gateway.grpc import inference, scaler
 from gateway.grpc.operators import OperatorServicer
 from gateway.http.connection import ConnectionLimits
 from gateway.http.server import HttpServer
@@ -134,9 +134,13 @@ class GatewayService:
         )
         inference.add_to(self._grpc, self.front, self._keyring, batch_max=self._config.prompts_max)
         OperatorServicer(self._operators, self._keyring).add_to(self._grpc)
+        names = [*inference.SERVICE_NAMES]
+        if self._config.keda_scaler:
+            names.append(scaler.SERVICE_NAME)
+            scaler.add_to(self._grpc, self._readiness, SystemClock())
         health = add_health(self._grpc, inference.SERVICE_NAMES, self._config.watches_max)
         if self._config.reflection:
-            names = [*inference.SERVICE_NAMES, "grpc.health.v1.Health"]
+            names.append("grpc.health.v1.Health")
             add_reflection(self._grpc, names, self._config.watches_max)
         await self._bind(self._grpc)
         await self.link.open()

@@ -131,6 +131,10 @@ class GatewaySettings(RequestLimits, PeerSettings):
         default=False, description="count by tenant too; /metrics then names them"
     )
     reflection: bool = Field(default=True, description="let clients list the gRPC services")
+    keda_scaler: bool = Field(
+        default=False,
+        description="tell KEDA, or whoever asks by gRPC without a key, how loaded the cell is",
+    )
     log_level: str = "info"
     log_requests: bool = Field(
         default=False, description="a log line per request: who, how it ended, tokens, phases"

@@ -7,6 +7,7 @@ from kaiten.v1.ledger_pb2 import CellRecord
 from scheduler_svc.command_wire import handover_to_proto
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.links import WorkerLink
+from scheduler_svc.load import kv_share
 from scheduler_svc.wire import full_to_proto
 
 # Of the queue: 3 KB at most.
@@ -21,6 +22,7 @@ def describe_cell(
     stalled_ms: int,
     weights_digest: str,
     standby_addresses: Iterable[str] = (),
+    queue_time_forecast_s: float = 0.0,
 ) -> CellRecord:
     """Workers, load, who is next, and which tenants wait for nobody but themselves."""
     links = list(links)
@@ -39,6 +41,8 @@ def describe_cell(
         handover=handover_to_proto(core.handover()),
         standby_addresses=standby_addresses,
         problem=problem_of(core, links),
+        queue_time_forecast_s=queue_time_forecast_s,
+        kv_cache_usage=kv_share(core.workers.values()),
     )
     if links:
         record.model.CopyFrom(links[0].worker)

@@ -476,6 +476,9 @@ class LeaderSession:
             stalled_ms=self.stalled_ms,
             weights_digest=self.roster.weights_digest,
             standby_addresses=sorted({*self._standby_addresses} - {""}),
+            queue_time_forecast_s=load.queue_time_s(
+                self.core, output_tokens=self._meters.output_tokens, now_ns=self.now_ns()
+            ),
         )
         expect_workers(record, self.roster.expected, self._before)
         return record

@@ -14,7 +14,7 @@ of a worker was answered, or there is no worker) is not guessed: then it is how 
 waited already.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, NamedTuple
@@ -91,6 +91,12 @@ def queue_time_s(core: Scheduler, *, output_tokens: float, now_ns: int) -> float
         oldest_ns = min((s.live.request.arrived_ns for s in ahead), default=now_ns)
         return max(0, now_ns - oldest_ns) / 1e9
     return (len(ahead) + (0 if any(worker.is_open for worker in workers) else 1)) / per_s
+
+
+def kv_share(workers: Collection[Worker]) -> float:
+    """Of all blocks of all workers, those that live sequences hold: 0 to 1."""
+    blocks = sum(worker.kv.block_count for worker in workers)
+    return 1 - sum(worker.kv.free_count for worker in workers) / blocks if blocks else 0.0
 
 
 def _ahead(tenant: Tenant) -> Iterator[Sequence]:

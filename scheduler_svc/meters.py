@@ -17,7 +17,7 @@ from scheduler_svc.core.outcome import Event, PassedOver, Plan, RequestOver
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.types import Reason, SequenceId, WorkerSpec
 from scheduler_svc.core.workers import Worker
-from scheduler_svc.load import NO_LOAD, Load, WorkerLoad
+from scheduler_svc.load import NO_LOAD, Load, WorkerLoad, kv_share
 from service_kit.metrics import NO_METER, Number, exemplar, seen
 from service_kit.telemetry import context_of
 
@@ -237,7 +237,11 @@ class Meters:
         )
         gauge("num_requests_running", "sequences in a batch", _running)
         gauge("num_workers", "workers connected", lambda session: len(session.core.workers))
-        gauge("kv_cache_usage_perc", "share of KV blocks held, 0 to 1", _kv_share)
+        gauge(
+            "kv_cache_usage_perc",
+            "share of KV blocks held, 0 to 1",
+            lambda s: kv_share(_workers(s)),
+        )
         gauge("commit_backlog", "records not acknowledged", lambda session: session.commit_backlog)
         gauge("fold_lag", "committed records that are not folded", lambda session: session.fold_lag)
         gauge("stalled", "work without a commit", lambda session: session.stalled_ms / 1000, "s")
@@ -272,13 +276,6 @@ class Meters:
 
 def _running(session: Standing) -> int:
     return sum(len(worker.running) for worker in _workers(session))
-
-
-def _kv_share(session: Standing) -> float:
-    """Of all blocks of all workers, those that live sequences hold."""
-    managers = [worker.kv for worker in _workers(session)]
-    blocks = sum(kv.block_count for kv in managers)
-    return 1 - sum(kv.free_count for kv in managers) / blocks if blocks else 0.0
 
 
 def _workers(session: Standing) -> list[Worker]:

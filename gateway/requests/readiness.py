@@ -86,13 +86,20 @@ class CellWatch:
             )
         return ""
 
-    def problem(self, card: ModelCard) -> str:
-        """Why requests would not be served now; empty when they would."""
+    @property
+    def silence(self) -> str:
+        """Why nothing is known of the cell as it is now; empty: it is."""
         if self.record is None:
             return "no scheduler has led this cell yet"
         quiet_s = (self._clock.monotonic_ns() - self._moved_ns) / 1e9
         if quiet_s > self._limits.leader_quiet_s_max:
             return f"no scheduler leads: its lease has not been renewed for {quiet_s:.0f} s"
+        return ""
+
+    def problem(self, card: ModelCard) -> str:
+        """Why requests would not be served now; empty when they would."""
+        if (silence := self.silence) or self.record is None:
+            return silence
         # A new leader reaches the workers of the one before in a moment; requests wait so long.
         is_served = self.record.workers_ready > 0 or self.record.workers_expected > 0
         has_worker = self.worker is not None and is_served

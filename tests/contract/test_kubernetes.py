@@ -14,6 +14,7 @@ from typing import Any, Final
 import pytest
 import yaml
 
+from gateway.grpc import scaler
 from gateway.openai import health
 from gateway.settings import GatewaySettings
 from gpu_worker.settings import WorkerSettings
@@ -27,7 +28,7 @@ from tests.support.compose import NEEDED, ROOT
 from tests.support.compose import load as load_compose
 from tools.containers import kustomize
 
-OVERLAYS: Final = ("cpu", "gpu", "observability", "keda")
+OVERLAYS: Final = ("cpu", "gpu", "observability", "keda", "keda-push")
 COMPONENTS: Final = ("api-keys", "managed-store")
 SETTINGS: Final[dict[str, type[Settings]]] = {
     "gateway": GatewaySettings,
@@ -206,6 +207,24 @@ def test_what_is_scaled_by_is_told_by_the_services() -> None:
     waits_s = int(re.findall(r'ACCEPT_WITHOUT_WORKERS, value: "(\d+)"', patch)[0])
     probe = pod("worker")["containers"][0]["startupProbe"]
     assert waits_s >= probe["periodSeconds"] * probe["failureThreshold"]
+
+
+def test_what_gateways_tell_keda_is_what_it_is_told_to_ask_for() -> None:
+    component = kustomize.FOLDER / "components/keda-push/kustomization.yaml"
+    (scaled, _) = yaml.safe_load(component.read_text())["patches"]
+    (patch,) = yaml.safe_load(scaled["patch"])
+    asked = [each["metadata"] for each in patch["value"]]
+    targets = [scaler.targets(metadata) for metadata in asked]
+    assert {name for some in targets for name in some} == {*scaler.SIGNALS}
+    defaults = {name: signal.target for name, signal in scaler.SIGNALS.items()}
+    assert {name: target for some in targets for name, target in some.items()} == defaults
+    assert {f"kaiten_{name}" for name in scaler.SIGNALS} <= instruments()
+    page = (ROOT / "docs" / "metrics.md").read_text().partition("## Scaling")[2]
+    assert all(name in page for name in scaler.SIGNALS)
+    # In the namespace and at the port of the Service that is the gateways' own.
+    door = found(written(), "Service", "kaiten")
+    (port,) = [each["port"] for each in door["spec"]["ports"] if each["name"] == "grpc"]
+    assert {metadata["scalerAddress"] for metadata in asked} == {f"kaiten.kaiten.svc:{port}"}
 
 
 @each_of_ours

@@ -18,6 +18,7 @@ from service_kit.telemetry import Spans
 
 ROOT = Path(__file__).parents[2]
 UNITS = {"": "", "s": "_seconds", "By": "_bytes"}
+METRIC = re.compile(r"(?<![\w/.-])kaiten_[a-z0-9_]+[a-z0-9](?![\w/(-])")
 NAME = re.compile(r"`((?:kaiten|gen_ai)_[a-z0-9_]+)(?:\{([a-z_,]+)\})?`")
 
 
@@ -80,6 +81,19 @@ def test_the_page_lists_what_there_is() -> None:
     assert len(made) > 50
     assert not made - told, "not in docs/metrics.md"
     assert not told - made, "in docs/metrics.md, and nobody counts it"
+
+
+def test_no_page_names_a_metric_that_nobody_counts() -> None:
+    """Nor a query in a page, an alert's or a dashboard's."""
+    made = instruments()
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "deploy").rglob("*.y*ml")]
+    named = {
+        (page.name, name)
+        for page in pages
+        for name in METRIC.findall(page.read_text())
+        if not {name, re.sub(r"_(bucket|sum|count)$", "", name), f"{name}_total"} & made
+    }
+    assert named == set()
 
 
 def test_the_page_lists_the_names_of_others() -> None:

@@ -7,9 +7,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import pytest
 
+from kaiten.v1.keda.external_scaler_pb2 import GetMetricsRequest, ScaledObjectRef
+from kaiten.v1.keda.external_scaler_pb2_grpc import ExternalScalerStub
 from tests.support.whole_stack import GOLDEN, WAIT_S, Door, WholeStack, wait_until
 
 IN_ORDER = "the worker comes, goes and comes back"
@@ -20,7 +23,8 @@ REQUESTS = 100
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WholeStack]:
     """Everything but a worker; it has never had one."""
     folder = tmp_path_factory.mktemp("no-workers")
-    whole = WholeStack(folder, gateway_flags={"accept_without_workers": WAIT_S})
+    flags = {"accept_without_workers": WAIT_S, "keda_scaler": True}
+    whole = WholeStack(folder, gateway_flags=flags)
     try:
         whole.store.start()
         whole.scheduler.start()
@@ -94,6 +98,58 @@ def test_100_that_came_before_any_worker_and_100_after_the_last_are_answered(
         assert texts([each.result() for each in again]) == answers
     stack.golden = stack.answer()
     stack.check()
+
+
+def test_keda_is_told_when_a_first_worker_is_needed_and_when_none_is(stack: WholeStack) -> None:
+    """As KEDA asks: a stream that wakes it, and between its messages the numbers."""
+    scale_to_zero(stack)
+    named = {"num_requests_waiting": "8", "queue_time_forecast_seconds": "0.5"}
+    worker = ScaledObjectRef(
+        name="worker",
+        namespace="kaiten",
+        scalerMetadata={"scalerAddress": stack.door.grpc, **named},
+    )
+    with (
+        grpc.insecure_channel(stack.door.grpc) as channel,
+        ThreadPoolExecutor(REQUESTS) as clients,
+    ):
+        keda = ExternalScalerStub(channel)
+
+        def now(name: str) -> float:
+            asked = GetMetricsRequest(scaledObjectRef=worker, metricName=name)
+            (told,) = keda.GetMetrics(asked, timeout=WAIT_S).metricValues
+            return float(told.metricValueFloat)
+
+        pushed = (told.result for told in keda.StreamIsActive(worker, timeout=WAIT_S))
+        # What a gateway knows is of the leader's last renewal.
+        assert False in pushed
+        sent = send(stack, clients)
+        assert True in pushed
+        specs = keda.GetMetricSpec(worker, timeout=WAIT_S).metricSpecs
+        assert {each.metricName: str(each.targetSizeFloat) for each in specs} == {
+            "num_requests_waiting": "8.0",
+            "queue_time_forecast_seconds": "0.5",
+        }
+        wait_until(lambda: now("num_requests_waiting") == REQUESTS, "all who wait are told of")
+        assert now("queue_time_forecast_seconds") > 0
+        stack.worker.start()
+        texts([each.result() for each in sent])
+        assert False in pushed
+        assert now("num_requests_waiting") == now("queue_time_forecast_seconds") == 0
+        with pytest.raises(grpc.RpcError, match="metricName: must be one of"):
+            now("s0-queue")
+
+
+def test_a_gateway_that_drains_does_not_wait_for_keda(stack: WholeStack) -> None:
+    leaving = stack.add_gateway(accept_without_workers=WAIT_S, keda_scaler=True, drain_s=3600)
+    leaving.process.start()
+    leaving.wait_ready()
+    with grpc.insecure_channel(leaving.grpc) as channel:
+        pushed = ExternalScalerStub(channel).StreamIsActive(ScaledObjectRef(), timeout=WAIT_S)
+        next(pushed)
+        leaving.process.send(signal.SIGTERM)
+        assert not any(told.result for told in pushed), "it ends, and as it should"
+    assert leaving.process.join() == 0
 
 
 def test_one_that_no_worker_came_for_ends_with_an_error_that_says_so(stack: WholeStack) -> None:

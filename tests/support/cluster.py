@@ -54,9 +54,11 @@ WORKER_FLAGS: Flags = {"model": CHECKPOINT, "slots": 16, "step_ms": 2.6, "kv_blo
 
 
 def argv_of(flags: Flags) -> list[str]:
-    """`{"grpc_port": 1}` is `--grpc-port 1`."""
-    pairs = ((f"--{name.replace('_', '-')}", str(value)) for name, value in flags.items())
-    return list(itertools.chain.from_iterable(pairs))
+    """`{"grpc_port": 1, "archive": True}` is `--grpc-port 1 --archive`."""
+    argv: list[str] = []
+    for name, value in flags.items():
+        argv += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+    return argv
 
 
 @lru_cache(maxsize=4096)

@@ -16,19 +16,7 @@ from kaiten.v1.timeline_pb2 import ChoiceTimeline, TimelineInterval
 from kaiten.v1.watch_pb2 import WatchRequest
 from ledger import CellView, Lease
 from service_kit.errors import NotFound, Unavailable
-
-
-class FakeClock:
-    """Passes by being slept on."""
-
-    def __init__(self) -> None:
-        self.now_ns = 0
-
-    def monotonic_ns(self) -> int:
-        return self.now_ns
-
-    async def sleep(self, seconds: float) -> None:
-        self.now_ns += int(seconds * 1e9)
+from tests.support.slept_clock import SleptClock
 
 
 class FakeLink:
@@ -67,9 +55,9 @@ class FakeArchive:
             yield Part(self._held, 0, [ArchiveEntry(header=header)])
 
 
-def asked(link: FakeLink, clock: FakeClock | None = None) -> Operators:
+def asked(link: FakeLink, clock: SleptClock | None = None) -> Operators:
     played: Any = link
-    return Operators(played, clock or FakeClock())
+    return Operators(played, clock or SleptClock())
 
 
 async def read(
@@ -113,7 +101,7 @@ async def test_a_cell_that_nobody_has_led_has_no_schedulers(
 
 @pytest.mark.parametrize("link", [FakeLink(None), FakeLink("a", nonce=0)])
 async def test_a_leader_is_waited_for_and_then_not_any_more(link: FakeLink) -> None:
-    clock = FakeClock()
+    clock = SleptClock()
     with pytest.raises(Unavailable, match="no scheduler leads"):
         await anext(asked(link, clock).watch(WatchRequest()))
     assert clock.now_ns == pytest.approx(10e9, rel=0.1)
