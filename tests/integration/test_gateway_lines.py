@@ -1,15 +1,17 @@
 """Lines of a batch at their gateway: how they begin beside who is live."""
 
+import asyncio
 import json
 from typing import Any
 
 import httpx
 import pytest
+from redis.asyncio import Redis
 
 from gateway.openai.batches import driver
 from gateway.requests.service import Front
 from gateway.requests.stream import Generation
-from tests.support.gateway_stack import Stack, until
+from tests.support.gateway_stack import WAIT_S, Stack, until
 
 URL = "/v1/completions"
 LINES = 40
@@ -62,3 +64,22 @@ async def test_lines_begin_one_after_the_other_unless_the_ledger_is_slow(
     assert state["request_counts"] == {"total": LINES + 4, "completed": LINES + 1, "failed": 3}
     assert openings.most == 1 or not opening_s
     await until(lambda: not openings.count)
+
+
+async def test_a_batch_whose_state_has_left_is_let_go(
+    stack: Stack, http: httpx.AsyncClient, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It counts among the live ones of its tenant no more."""
+    monkeypatch.setattr(driver, "LOOK_S", 0.01)
+    stack.scheduler.is_open.clear()
+    path = await begun(http, [line(1)])
+    batches = stack.ledger.batches
+    async with Redis.from_url(redis_url) as client, asyncio.timeout(WAIT_S):
+        (name,) = await batches.live()
+        while (await batches.find(name)).status != "in_progress":  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        await client.delete(stack.ledger.keys.batch(*name))
+        while await batches.live():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert (await http.get(path)).status_code == 404
+    stack.scheduler.is_open.set()

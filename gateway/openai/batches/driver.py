@@ -148,8 +148,14 @@ class BatchRun:
         return self._api.link
 
     async def to_its_end(self) -> None:
+        batches = self._link.ledger.batches
         while True:
-            batch = await self._link.ledger.batches.find(self._name)
+            try:
+                batch = await batches.find(self._name)
+            except NotFound as error:
+                log.warning("batch.gone", batch=self._name.id, reason=str(error))
+                await batches.let_go(self._name)
+                return
             match batch.status:
                 case "validating":
                     await self._validate(batch)
@@ -361,6 +367,8 @@ class BatchRun:
                 # Computed and not lost: until its tenant has made room for it.
                 log.warning("batch.waits_for_room", batch=self._name.id, reason=str(error))
                 await asyncio.sleep(ROOM_S)
+                # NotFound: it has waited for so long that nobody could ask for it any more.
+                await self._link.ledger.batches.find(self._name)
 
     async def _lines(self, batch: StoredBatch) -> AsyncIterator[bytes]:
         """Empty ones are none."""
