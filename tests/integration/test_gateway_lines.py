@@ -9,8 +9,10 @@ import pytest
 from redis.asyncio import Redis
 
 from gateway.openai.batches import driver
+from gateway.openai.batches.operations import WINDOW_S
 from gateway.requests.service import Front
 from gateway.requests.stream import Generation
+from gateway.tenants import PRIORITY_MAX
 from tests.support.gateway_stack import WAIT_S, Stack, until
 
 URL = "/v1/completions"
@@ -38,7 +40,7 @@ class Openings:
 
 async def begun(http: httpx.AsyncClient, lines: list[str]) -> str:
     """Its path."""
-    form = {"file": ("lines.jsonl", "\n".join(lines).encode())}
+    form = {"file": ("lines.jsonl", "\n".join(lines).encode("utf-8-sig"))}
     file = (await http.post("/v1/files", files=form, data={"purpose": "batch"})).json()
     asked = {"input_file_id": file["id"], "endpoint": URL, "completion_window": "24h"}
     return f"/v1/batches/{(await http.post('/v1/batches', json=asked)).json()['id']}"
@@ -49,6 +51,11 @@ def line(number: int, **changes: Any) -> str:
     return json.dumps({"custom_id": str(number), "method": "POST", "url": URL, "body": body})
 
 
+@pytest.fixture
+def stack_options() -> dict[str, Any]:
+    return {"request_timeout_s": 600.0}
+
+
 @pytest.mark.parametrize("opening_s", [60.0, 0.0])
 async def test_lines_begin_one_after_the_other_unless_the_ledger_is_slow(
     stack: Stack, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, opening_s: float
@@ -57,12 +64,16 @@ async def test_lines_begin_one_after_the_other_unless_the_ledger_is_slow(
     openings, state = Openings(), dict[str, Any]()
     monkeypatch.setattr(Front, "generate", openings.counting(Front.generate))
     # Two that are refused before they are accepted, and one that is none.
-    lines = [line(1), line(2, stop="x" * 1000), "{", line(3, stream=True)]
+    lines = [line(1, priority=-5), line(2, stop="x" * 1000), "{", line(3, stream=True)]
     path = await begun(http, lines + [line(number) for number in range(10, 10 + LINES)])
     while state.get("status") != "completed":
         state = (await http.get(path)).json()
     assert state["request_counts"] == {"total": LINES + 4, "completed": LINES + 1, "failed": 3}
     assert openings.most == 1 or not opening_s
+    assert {each.priority for each in stack.scheduler.submits} == {-PRIORITY_MAX}
+    # What is left of the batch's day, not what the gateway gives who is live.
+    day_ms = 1000 * (WINDOW_S + driver.PARTING_S)
+    assert all(day_ms / 2 < each.timeout_ms <= day_ms for each in stack.scheduler.submits)
     await until(lambda: not openings.count)
 
 
