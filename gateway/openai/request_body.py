@@ -89,9 +89,10 @@ class RequestBody(BaseModel):
         unknown = [key for key in content if key not in known and content[key] is not None]
         if unknown and info.context is None:
             raise PydanticCustomError("unknown", "is not a known field", {"key": unknown[0]})
+        noted = {} if info.context is None else info.context
         for key in unknown:
-            if len(info.context) < NAMES_MAX:
-                info.context[key if NAME.fullmatch(key) else "?"] = None
+            if len(noted) < NAMES_MAX:
+                noted[key if NAME.fullmatch(key) else "?"] = None
         return {key: value for key, value in content.items() if key in known}
 
     @property
