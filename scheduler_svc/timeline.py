@@ -278,7 +278,7 @@ class Timelines:
         return self._of.get(id) or self._over.get(id) or ()
 
     def snapshot(self, id: str, now_ns: int = 0) -> Snapshot:
-        """What is written down of a request, by its id in the ledger, in a millisecond, or a few where
+        """What is written down of a request, by its id in the ledger, in a few milliseconds where
         thousands live. The rest may take a while, and is done anywhere. What lives has lived until
         now, or until the last command, where that is all that is known.
         """
