@@ -49,8 +49,7 @@ def explanation() -> str:
 def promise() -> str:
     """One line for people: whether a text that is computed again, after a death, is the same."""
     if available():
-        name = compiled().instructions()
-        return f"a text computed again, here or by another {name}, is the same to the bit"
+        return "a text computed again, by workers of these kernels, is the same to the bit"
     return (
         "not promised: that a text computed again, after a death or preemption, is the same; in"
         " bf16 no bit was ever seen to differ, in fp32 last bits do, and may turn what is nearly a"
