@@ -165,11 +165,10 @@ class Front:
             goes_on=goes_on,
             is_kept=self._tracing.keeps(trace, reasons, done),
         )
-        used = {"input_tokens": visit.prompt_tokens, "output_tokens": sum(counts)}
+        total = sum(counts)
+        used = {"input_tokens": visit.prompt_tokens, "output_tokens": total}
         self._tracing.closed(trace, outcome, reasons, **used, done=done)
-        self._request_log.closed(
-            generation.id, visit, outcome, sum(counts), generation.done_message
-        )
+        self._request_log.closed(generation.id, visit, outcome, total, generation.done_message)
 
     async def generate(self, ask: Ask, tenant: Tenant) -> Generation:
         """Check, tokenize, submit, and follow from the beginning. Use with `following`."""
