@@ -222,9 +222,10 @@ class Commits:
         folded_counts = {
             sequence_id: len(output.token_ids) for sequence_id, output in folded.items()
         }
-        outputs = Outputs(folded)
+        outputs, decided_ns = Outputs(folded), 0
         async for record in self._journal(between):
             outputs.apply(record)
+            decided_ns = record.unix_ns
         prompt_logprobs_from = {}
         for sequence_id in wanting:
             try:
@@ -245,6 +246,7 @@ class Commits:
             finished={**ended, **outputs.finished},
             prompt_logprobs_from=prompt_logprobs_from,
             journal_seq=int(lease[2]),
+            decided_ns=decided_ns,
             cursor=entries[-1].entry_id if entries else CURSOR_START,
             damaged=outputs.damaged,
         )

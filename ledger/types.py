@@ -235,6 +235,8 @@ class Recovered:
     # Prompt positions before this one have theirs; by first sequence id, of requests that want any.
     prompt_logprobs_from: Mapping[int, int]
     journal_seq: int
+    # When the newest record was decided that is not folded, on the ledger's clock; 0: all are.
+    decided_ns: int
     # inbox_read goes on from here.
     cursor: str
     # Sequences whose record has a hole: what is lost. Their requests cannot be continued.

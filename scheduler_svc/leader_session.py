@@ -136,6 +136,9 @@ class LeaderSession:
         self._clock_offset_ns = await clock_offset_ns(self._ledger.now_ns, self._clock)
         recovered = await self._ledger.recover(self.leader, self.renewal.if_due)
         self._before = before = (await self._ledger.cell()).record or CellRecord()
+        if before.workers_ready:
+            # It had somebody to plan for: its silence since then is its loss.
+            self.timelines.follow(recovered.decided_ns)
         self.roster.weights_digest = self.renewal.told_digest = before.weights_digest
         self.roster.cell = f"{self._ledger.keys.cell} in store {await self._ledger.store_id()}"
         self._journal = Journal(self._requests, self.leader)
@@ -365,7 +368,8 @@ class LeaderSession:
         samplings = [self._requests.sampling(join.sequence_id) for join in plan.joins]
         trace = ""
         if self._tracing is not None:
-            trace = self._tracing.planned(plan, now_ns, outcome.passed_over, self.core)
+            of = self._requests.traceparent
+            trace = self._tracing.planned(plan, now_ns, outcome.passed_over, self.core, of)
         most = self.core.workers[link.worker_id].spec.slot_tokens_max
         message = wire.plan_to_proto(
             plan, self._leader, samplings, slot_tokens_max=most, traceparent=trace

@@ -7,10 +7,10 @@ whom. Only who asks puts these together (`timeline_intervals`).
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from itertools import chain, islice, pairwise
+from itertools import chain, islice, pairwise, takewhile
 from typing import Final, NamedTuple
 
 from scheduler_svc.core.commands import (
@@ -46,8 +46,8 @@ SAT_OUT_MAX: Final = 512
 # Choices that are looked at for who was beside one, and requests of those that are told.
 MATES_LOOKED_AT_MAX: Final = 4096
 MATES_TOLD_MAX: Final = 32
-# An acknowledgement that took longer than this is told of.
-STORE_SLOW_NS: Final = 50_000_000
+# For so long nothing was acknowledged, and nobody told what was computed: clients see a stall.
+STORE_SILENT_NS: Final = 200_000_000
 
 
 class Phase(Enum):
@@ -87,6 +87,14 @@ class Transition(NamedTuple):
     num_cached_tokens: int = 0
     num_blocks: int = 0
     num_shared_blocks: int = 0
+
+
+class Stay(NamedTuple):
+    """In the batch of a worker."""
+
+    start_ns: int
+    end_ns: int
+    worker_id: str
 
 
 class Look(NamedTuple):
@@ -139,12 +147,23 @@ class Track:
             self.chunks = [chunk for chunk in self.chunks if chunk[0] >= since_ns]
         self.transitions.append(transition)
 
-    def stays(self, now_ns: int) -> Iterator[tuple[str, int, int]]:
-        """On which workers it had a slot, from when until when."""
-        end = Transition(self.end_ns or now_ns, Phase.UNKNOWN)
-        for one, after in pairwise([*self.transitions, end]):
-            if one.worker_id:
-                yield one.worker_id, one.at_ns, after.at_ns
+
+def stays_of(transitions: Sequence[Transition], end_ns: int) -> list[Stay]:
+    """When it had a slot, in order."""
+    end = Transition(end_ns, Phase.UNKNOWN)
+    return [
+        Stay(one.at_ns, after.at_ns, one.worker_id)
+        for one, after in pairwise([*transitions, end])
+        if one.worker_id
+    ]
+
+
+class Other(NamedTuple):
+    """Another choice, which may have had a slot meanwhile."""
+
+    id: str
+    transitions: Sequence[Transition]
+    end_ns: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,13 +174,14 @@ class Snapshot:
     # By worker; and of the cell.
     steps: Mapping[str, list[Step]]
     looks: list[Look]
+    # Nothing was planned for its sake; and nothing acknowledged of what was.
     store: list[Window]
+    silent: list[Window]
     # Nobody could join any worker; by worker, a step was overdue; and its tenant was throttled.
     closed: list[Window]
     late: Mapping[str, list[Window]]
     throttled: list[Window]
-    # Requests that had a slot beside it.
-    mates: tuple[str, ...]
+    others: list[Other]
     now_ns: int
 
 
@@ -178,7 +198,8 @@ class Timelines:
         self._steps: OrderedDict[str, deque[Step]] = OrderedDict()
         self._looks: deque[Look] = deque(maxlen=LOOKS_MAX)
         self._last_look: dict[str, tuple[Why | None, SequenceId | None]] = {}
-        self._store, self._closed = Windows(), Windows()
+        self._store, self._silent, self._closed = Windows(), Windows(), Windows()
+        self._acknowledged_ns = 0
         self._late: OrderedDict[str, Windows] = OrderedDict()
         self._throttled: OrderedDict[str, Windows] = OrderedDict()
         self._throttled_now: frozenset[str] = frozenset()
@@ -229,10 +250,17 @@ class Timelines:
         """The store has acknowledged all that was decided from here to there. Who leads knows; a
         replay does not.
         """
-        if now_ns - first_ns >= STORE_SLOW_NS:
-            self._store.add(Window(first_ns, now_ns, Why.STORE_BEHIND.value))
+        # Late one by one, acknowledgements keep nobody waiting but for the last: computing goes on.
+        silent_ns = max(first_ns, self._acknowledged_ns)
+        if now_ns - silent_ns >= STORE_SILENT_NS:
+            self._silent.add(Window(silent_ns, now_ns, Why.STORE_BEHIND.value))
+        self._acknowledged_ns = now_ns
         while self._uncommitted and self._uncommitted[0].end_ns <= last_ns:
             self._uncommitted.popleft().committed_ns = now_ns
+
+    def follow(self, lost_ns: int) -> None:
+        """The leader before decided nothing any more from then on. Before any command."""
+        self._lost_ns = lost_ns
 
     def lead_anew(self, now_ns: int) -> None:
         """Another leader's commands begin. Its workers have yet to come; what came last is lost."""
@@ -250,9 +278,9 @@ class Timelines:
         return self._of.get(id) or self._over.get(id) or ()
 
     def snapshot(self, id: str, now_ns: int = 0) -> Snapshot:
-        """What is written down of a request, by its id in the ledger, in a millisecond or two. The
-        rest may take a while, and is done anywhere. What lives has lived until now, or until the
-        last command, where that is all that is known.
+        """What is written down of a request, by its id in the ledger, in a few milliseconds where
+        thousands live. The rest may take a while, and is done anywhere. What lives has lived until
+        now, or until the last command, where that is all that is known.
         """
         now_ns = max(now_ns, self._now_ns)
         tracks = self.tracks(id)
@@ -271,31 +299,26 @@ class Timelines:
             steps={name: [*self._steps[name]] for name in workers & self._steps.keys()},
             looks=[*self._looks],
             store=self._store.until(now_ns),
+            silent=self._silent.until(now_ns),
             closed=self._closed.until(now_ns),
             late={w: self._late[w].until(now_ns) for w in workers & self._late.keys()},
             throttled=[] if throttled is None else throttled.until(now_ns),
-            mates=tuple(self._mates(tracks, now_ns)),
+            others=self._others(tracks, now_ns),
             now_ns=now_ns,
         )
 
-    def _mates(self, tracks: Sequence[Track], now_ns: int) -> dict[str, None]:
-        """Whoever had a slot of a worker while one of these had."""
-        stays = dict[str, list[tuple[int, int]]]()
-        for track in tracks:
-            for worker_id, start_ns, end_ns in track.stays(now_ns):
-                stays.setdefault(worker_id, []).append((start_ns, end_ns))
-        if not tracks:
-            return {}
-        others = chain(self._live.values(), chain.from_iterable(reversed(self._over.values())))
-        found: dict[str, None] = {}
-        for other in islice(others, MATES_LOOKED_AT_MAX):
-            if other.id != tracks[0].id and any(
-                start_ns < until_ns and end_ns > since_ns
-                for worker_id, start_ns, end_ns in other.stays(now_ns)
-                for since_ns, until_ns in stays.get(worker_id, ())
-            ):
-                found[other.id] = None
-        return found
+    def _others(self, tracks: Sequence[Track], now_ns: int) -> list[Other]:
+        """Those who live, and of those who are over the newest, as far back as these go."""
+        first_ns = min((track.transitions[0].at_ns for track in tracks), default=now_ns)
+        ids = {track.id for track in tracks}
+        latest = reversed(self._over.values())
+        over = takewhile(lambda some: max(one.end_ns for one in some) >= first_ns, latest)
+        looked_at = islice(chain(self._live.values(), *over), MATES_LOOKED_AT_MAX)
+        return [
+            Other(each.id, [*each.transitions], each.end_ns or now_ns)
+            for each in looked_at
+            if each.id not in ids
+        ]
 
     def names(self, ids: Collection[SequenceId]) -> Mapping[SequenceId, str]:
         """Whose choices these are, as far as it is remembered."""

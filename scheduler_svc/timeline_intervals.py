@@ -25,9 +25,11 @@ from scheduler_svc.timeline import (
     Look,
     Phase,
     Snapshot,
+    Stay,
     Step,
     Track,
     Transition,
+    stays_of,
 )
 from scheduler_svc.timeline_windows import Window
 
@@ -103,7 +105,8 @@ class Timeline:
 
 def timelines_of(snapshot: Snapshot) -> tuple[Timeline, ...]:
     """Of every choice; empty: the request is not known, or not any more."""
-    return tuple(_timeline(snapshot, track) for track in snapshot.tracks)
+    mates = _mates_of(snapshot)
+    return tuple(_timeline(snapshot, track, mates) for track in snapshot.tracks)
 
 
 def mentioned(timelines: Iterable[Timeline]) -> set[SequenceId]:
@@ -113,7 +116,45 @@ def mentioned(timelines: Iterable[Timeline]) -> set[SequenceId]:
     return {one for one in told if one is not None}
 
 
-def _timeline(snapshot: Snapshot, track: Track) -> Timeline:
+def _mates_of(snapshot: Snapshot) -> tuple[str, ...]:
+    """Requests that had a slot of a worker while one of these choices had."""
+    own = [
+        stay
+        for track in snapshot.tracks
+        for stay in stays_of(track.transitions, track.end_ns or snapshot.now_ns)
+    ]
+    held = {worker_id: _merged(own, worker_id) for worker_id in {stay.worker_id for stay in own}}
+    return tuple(
+        dict.fromkeys(
+            other.id
+            for other in snapshot.others
+            if any(
+                _overlap(held.get(stay.worker_id, ()), stay)
+                for stay in stays_of(other.transitions, other.end_ns)
+            )
+        )
+    )
+
+
+def _merged(stays: Iterable[Stay], worker_id: str) -> list[Stay]:
+    """When any of these was at this worker, in order, none of them in another."""
+    merged: list[Stay] = []
+    for stay in sorted(stay for stay in stays if stay.worker_id == worker_id):
+        if merged and stay.start_ns <= merged[-1].end_ns:
+            end_ns = max(stay.end_ns, merged[-1].end_ns)
+            merged[-1] = merged[-1]._replace(end_ns=end_ns)
+        else:
+            merged.append(stay)
+    return merged
+
+
+def _overlap(held: Sequence[Stay], stay: Stay) -> bool:
+    """With any of them, for more than a moment."""
+    before = bisect_left(held, stay.end_ns, key=_start_ns)
+    return before > 0 and held[before - 1].end_ns > stay.start_ns
+
+
+def _timeline(snapshot: Snapshot, track: Track, mates: tuple[str, ...]) -> Timeline:
     last_ns = track.transitions[-1].at_ns
     end_ns = track.end_ns if track.ended else max(snapshot.now_ns, last_ns)
     intervals: list[Interval] = []
@@ -129,8 +170,8 @@ def _timeline(snapshot: Snapshot, track: Track) -> Timeline:
         ended=track.ended,
         num_preemptions=track.num_preemptions,
         intervals=tuple(intervals),
-        num_mates=len(snapshot.mates),
-        mates=snapshot.mates[:MATES_TOLD_MAX],
+        num_mates=len(mates),
+        mates=mates[:MATES_TOLD_MAX],
     )
 
 
@@ -161,7 +202,8 @@ class _Stay:
                 yield self._stalled(piece) if piece.why else self._prefilling(piece)
             yield from self._unanswered(self._last_answer_ns())
         elif one.phase is Phase.DECODE:
-            for piece in _split(start_ns, self._last_answer_ns(), [snapshot.store]):
+            windows = [snapshot.store, snapshot.silent]
+            for piece in _split(start_ns, self._last_answer_ns(), windows):
                 yield from [self._stalled(piece)] if piece.why else self._decoding(piece)
             yield from self._unanswered(self._last_answer_ns())
         else:

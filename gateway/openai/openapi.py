@@ -78,7 +78,7 @@ def document(
     bodies = [each.body for each in operations if each.body is not None]
     schemas = _body_schemas(bodies, model, limits, prompts_max)
     for schema in schemas.values():
-        schema["additionalProperties"] = not refuses_unknown
+        schema["additionalProperties"] = {"type": "null"} if refuses_unknown else True
     written = [Error, *(each for operation in operations for each in _written(operation))]
     _, components = msgspec.json.schema_components(written, ref_template=REFERENCE)
     for schema in components.values():

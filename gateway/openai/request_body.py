@@ -2,7 +2,8 @@
 
 Types are strict (a string is no number) but ranges are left to `validation`, which both protocols
 share. A key nobody knows is refused as OpenAI does it (a misspelt `max_token` must not be ignored),
-or, where the operator says so, left out with a word to whoever sent it.
+or, where the operator says so, left out with a word to whoever sent it. With null it says nothing
+and is taken anywhere: SDKs write every field that their types have.
 """
 
 import re
@@ -81,16 +82,17 @@ class RequestBody(BaseModel):
     def _known(cls, content: object, info: ValidationInfo) -> object:
         """The first key that nobody knows: left to itself pydantic tells them all.
 
-        With a place to note them they are left out.
+        Those that are null, and with a place to note them all, are left out.
         """
         if not isinstance(content, dict) or content.keys() <= (known := _names(cls)):
             return content
-        unknown = (key for key in content if key not in known)
-        if info.context is None:
-            raise PydanticCustomError("unknown", "is not a known field", {"key": next(unknown)})
+        unknown = [key for key in content if key not in known and content[key] is not None]
+        if unknown and info.context is None:
+            raise PydanticCustomError("unknown", "is not a known field", {"key": unknown[0]})
+        noted = {} if info.context is None else info.context
         for key in unknown:
-            if len(info.context) < NAMES_MAX:
-                info.context[key if NAME.fullmatch(key) else "?"] = None
+            if len(noted) < NAMES_MAX:
+                noted[key if NAME.fullmatch(key) else "?"] = None
         return {key: value for key, value in content.items() if key in known}
 
     @property

@@ -5,6 +5,7 @@ import json
 import re
 import secrets
 import time
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
@@ -186,7 +187,8 @@ def _begun(server: Server, url: str, files: Files) -> dict[str, Any]:
 
 def _endpoint(content: bytes) -> str:
     """Of the first line: a batch has one. The gateway says what is wrong with the others."""
-    first = next((line for line in content.splitlines() if line.strip()), b"")
+    lines = content.removeprefix(BOM_UTF8).splitlines()
+    first = next((line for line in lines if line.strip()), b"")
     try:
         return str(json.loads(first)["url"])
     except (ValueError, KeyError, TypeError):

@@ -72,36 +72,37 @@ def explain(
     except ApiError as error:
         code = complain(error, address)
         if isinstance(error, NotFoundError):
-            sys.stderr.write(f"of long ago, or of a dead leader: {from_archive(request_id)}\n")
+            hint = from_archive(request_id, tenant)
+            sys.stderr.write(f"of long ago, or of a dead leader: {hint}\n")
         return code
-    _show(request_id, response, as_json=as_json)
+    _show(request_id, response, as_json=as_json, more=hints(request_id, tenant, response))
     return 0
 
 
 def _show(
-    request_id: str, response: ExplainResponse, *, as_json: bool, is_archived: bool = False
+    request_id: str, response: ExplainResponse, *, as_json: bool, more: Sequence[str] = ()
 ) -> None:
     if as_json:
         text = MessageToJson(response, indent=None, preserving_proto_field_name=True)
         sys.stdout.write(text + "\n")
     else:
         lines = [line for choice in response.choices for line in lines_of(request_id, choice)]
-        more = [] if is_archived else hints(request_id, response)
         sys.stdout.write("\n".join([*lines, *more]) + "\n")
 
 
-def hints(request_id: str, response: ExplainResponse) -> list[str]:
+def hints(request_id: str, tenant: str, response: ExplainResponse) -> list[str]:
     """Where to ask for what the cell does not know any more."""
     intervals = [interval for choice in response.choices for interval in choice.intervals]
     unknown = TimelinePhase.TIMELINE_PHASE_UNKNOWN
     if not any(interval.phase == unknown for interval in intervals):
         return []
-    return [f"what is unknown the archive may know: {from_archive(request_id)}"]
+    return [f"what is unknown the archive may know: {from_archive(request_id, tenant)}"]
 
 
-def from_archive(request_id: str) -> str:
+def from_archive(request_id: str, tenant: str) -> str:
     """What to call."""
-    return f"kaiten explain {request_id} --archive .kaiten"
+    whose = f" --tenant {tenant}" if tenant else ""
+    return f"kaiten explain {request_id}{whose} --archive .kaiten"
 
 
 def explain_archived(
@@ -133,7 +134,7 @@ def explain_archived(
     sys.stderr.write(done.stderr)
     if done.returncode == 0:
         told = Parse(done.stdout, ExplainResponse())
-        _show(request_id, told, as_json=as_json, is_archived=True)
+        _show(request_id, told, as_json=as_json)
     return done.returncode
 
 

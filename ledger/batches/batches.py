@@ -5,6 +5,7 @@ anywhere, two may drive the same batch, and every line still has one answer.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -122,6 +123,11 @@ class Batches:
         if verdict == b"NONE":
             raise _gone(name)
         return rest[0].decode() if verdict == b"OTHER" else state
+
+    async def let_go(self, name: BatchName) -> None:
+        """It is nobody's to drive any more, if its state has left; else nothing."""
+        with suppress(NotFound):
+            await self.move(name, "failed", of=())
 
     async def answer(self, name: BatchName, line: int, answer: bytes, *, is_ok: bool) -> None:
         """Of a line; the first one stays. NotFound: the batch is over. Overloaded: the answers of

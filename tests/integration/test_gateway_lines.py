@@ -1,15 +1,19 @@
 """Lines of a batch at their gateway: how they begin beside who is live."""
 
+import asyncio
 import json
 from typing import Any
 
 import httpx
 import pytest
+from redis.asyncio import Redis
 
 from gateway.openai.batches import driver
+from gateway.openai.batches.operations import WINDOW_S
 from gateway.requests.service import Front
 from gateway.requests.stream import Generation
-from tests.support.gateway_stack import Stack, until
+from gateway.tenants import PRIORITY_MAX
+from tests.support.gateway_stack import WAIT_S, Stack, until
 
 URL = "/v1/completions"
 LINES = 40
@@ -36,7 +40,7 @@ class Openings:
 
 async def begun(http: httpx.AsyncClient, lines: list[str]) -> str:
     """Its path."""
-    form = {"file": ("lines.jsonl", "\n".join(lines).encode())}
+    form = {"file": ("lines.jsonl", "\n".join(lines).encode("utf-8-sig"))}
     file = (await http.post("/v1/files", files=form, data={"purpose": "batch"})).json()
     asked = {"input_file_id": file["id"], "endpoint": URL, "completion_window": "24h"}
     return f"/v1/batches/{(await http.post('/v1/batches', json=asked)).json()['id']}"
@@ -47,6 +51,11 @@ def line(number: int, **changes: Any) -> str:
     return json.dumps({"custom_id": str(number), "method": "POST", "url": URL, "body": body})
 
 
+@pytest.fixture
+def stack_options() -> dict[str, Any]:
+    return {"request_timeout_s": 600.0}
+
+
 @pytest.mark.parametrize("opening_s", [60.0, 0.0])
 async def test_lines_begin_one_after_the_other_unless_the_ledger_is_slow(
     stack: Stack, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, opening_s: float
@@ -55,10 +64,33 @@ async def test_lines_begin_one_after_the_other_unless_the_ledger_is_slow(
     openings, state = Openings(), dict[str, Any]()
     monkeypatch.setattr(Front, "generate", openings.counting(Front.generate))
     # Two that are refused before they are accepted, and one that is none.
-    lines = [line(1), line(2, stop="x" * 1000), "{", line(3, stream=True)]
+    lines = [line(1, priority=-5), line(2, stop="x" * 1000), "{", line(3, stream=True)]
     path = await begun(http, lines + [line(number) for number in range(10, 10 + LINES)])
     while state.get("status") != "completed":
         state = (await http.get(path)).json()
     assert state["request_counts"] == {"total": LINES + 4, "completed": LINES + 1, "failed": 3}
     assert openings.most == 1 or not opening_s
+    assert {each.priority for each in stack.scheduler.submits} == {-PRIORITY_MAX}
+    # What is left of the batch's day, not what the gateway gives who is live.
+    day_ms = 1000 * (WINDOW_S + driver.PARTING_S)
+    assert all(day_ms / 2 < each.timeout_ms <= day_ms for each in stack.scheduler.submits)
     await until(lambda: not openings.count)
+
+
+async def test_a_batch_whose_state_has_left_is_let_go(
+    stack: Stack, http: httpx.AsyncClient, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It counts among the live ones of its tenant no more."""
+    monkeypatch.setattr(driver, "LOOK_S", 0.01)
+    stack.scheduler.is_open.clear()
+    path = await begun(http, [line(1)])
+    batches = stack.ledger.batches
+    async with Redis.from_url(redis_url) as client, asyncio.timeout(WAIT_S):
+        (name,) = await batches.live()
+        while (await batches.find(name)).status != "in_progress":  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        await client.delete(stack.ledger.keys.batch(*name))
+        while await batches.live():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert (await http.get(path)).status_code == 404
+    stack.scheduler.is_open.set()

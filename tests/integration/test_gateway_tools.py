@@ -636,6 +636,13 @@ async def test_a_conversation_of_responses_goes_on_with_what_came_of_its_calls(
         said += [item.model_dump(exclude_none=True) for item in first.output]
         in_full = await responses.create(model=MODEL, input=[*said, *outputs], tools=RESPONSE_TOOLS)
         assert by_id.output_text == in_full.output_text == "It is clear."
+        # As the package's types have it, with every field that they know and nobody has said.
+        whole: list[Any] = [said[0], *(item.model_dump() for item in first.output)]
+        assert None in whole[-1].values()
+        asked: dict[str, Any] = {"model": MODEL, "input": [*whole, *outputs]}
+        nothing = dict.fromkeys(("prompt", "context_management", "moderation", "image"))
+        await responses.create(**asked, tools=RESPONSE_TOOLS, extra_body=nothing)
+        assert prompt_of(stack, -1) == prompt_of(stack, -2)
         # The model was told the same either way, and in its own way.
         assert prompt_of(stack, -1) == prompt_of(stack, -2)
         assert f'"arguments": {PARIS}}}\n</tool_call>' in prompt_of(stack)

@@ -137,11 +137,16 @@ async def test_nothing_of_a_batch_stays_for_ever(redis_url: str, cell: str) -> N
     async with Redis.from_url(redis_url) as client:
         for key in (keys.batch(*NAME), keys.batch_lines(*NAME), keys.batches_of(NAME.tenant)):
             assert 0 < await client.ttl(key) <= 150
+        await ledger.batches.let_go(NAME)
+        assert (await ledger.batches.find(NAME)).status == "in_progress"
         # One whose state has left is nobody's to drive any more.
         await client.delete(keys.batch(*NAME))
+        assert await ledger.batches.live() == [NAME]
+        await ledger.batches.let_go(NAME)
+        assert await ledger.batches.live() == []
+        assert not await client.exists(keys.answers(NAME.tenant))
     with pytest.raises(NotFound):
         await ledger.batches.move(NAME, "completed", of=("in_progress",))
-    assert await ledger.batches.live() == []
     await ledger.close()
 
 

@@ -77,6 +77,8 @@ def lines_of(path: Path) -> list[Any]:
 
 def test_lines_in_answers_out(whole_stack: WholeStack, tmp_path: Path) -> None:
     path = write(tmp_path / "lines.jsonl", [asked("The chef"), asked("Tea")])
+    # As some editors write it.
+    path.write_text(f"\n{path.read_text()}", encoding="utf-8-sig")
     code, said = run(whole_stack.door.http, path)
     assert code == 0, said
     assert "completed: 2 of 2 lines answered" in said

@@ -45,6 +45,8 @@ ROOM_S: Final = 10.0
 # The next line begins when this one is in the ledger, or that takes longer than a line takes of the
 # loop: who is live gets a turn in between, and slots do not wait for lines where others are slow.
 OPENING_S: Final = 0.002
+# A line's own time ends so long after its batch's: who drives it says better why it has no answer.
+PARTING_S: Final = 60.0
 # Others may have come and workers left since the lines were fed.
 WINDOWS: Final = 8
 # Answers read at once.
@@ -142,14 +144,22 @@ class BatchRun:
         self._meters = meters
         self._name = name
         self._tenant = keyring.named(name.tenant)
+        # By this process's clock, once it is being computed.
+        self._expires_s = 0.0
 
     @property
     def _link(self) -> LedgerLink:
         return self._api.link
 
     async def to_its_end(self) -> None:
+        batches = self._link.ledger.batches
         while True:
-            batch = await self._link.ledger.batches.find(self._name)
+            try:
+                batch = await batches.find(self._name)
+            except NotFound as error:
+                log.warning("batch.gone", batch=self._name.id, reason=str(error))
+                await batches.let_go(self._name)
+                return
             match batch.status:
                 case "validating":
                     await self._validate(batch)
@@ -184,6 +194,7 @@ class BatchRun:
     async def _compute(self, batch: StoredBatch) -> None:
         """All lines without an answer, until it is to be cancelled, or its time is over."""
         done = set(await self._link.ledger.batches.answered(self._name))
+        self._expires_s = self._now_s() + await self._left_s(batch)
         feeding = asyncio.create_task(self._feed(batch, done))
         fields: dict[str, str] = {}
         try:
@@ -195,7 +206,7 @@ class BatchRun:
                 now = await self._link.ledger.batches.find(self._name)
                 if now.status != "in_progress":
                     return
-                fields = {"is_late": "1"} if await self._is_late(now) else {}
+                fields = {"is_late": "1"} if await self._left_s(now) <= 0 else {}
         except InputGone as error:
             await self._answer_rest(batch, LineProblem("input_gone", str(error)))
         finally:
@@ -255,7 +266,10 @@ class BatchRun:
         endpoint, id = batch.fields["endpoint"], self._request_id(number)
         while True:
             try:
-                response = await answer_of(self._api, self._tenant, id, line, endpoint, is_open.set)
+                left_s = max(0.0, self._expires_s - self._now_s()) + PARTING_S
+                response = await answer_of(
+                    self._api, self._tenant, id, line, endpoint, left_s, is_open.set
+                )
                 break
             except (Overloaded, Unavailable) as error:
                 await asyncio.sleep(retry_after_s(error) or LOOK_S)
@@ -279,9 +293,12 @@ class BatchRun:
         await batches.answer(self._name, number, OK[is_ok] + raw, is_ok=is_ok)
         self._meters.lines["answered" if is_ok else "failed"] += 1
 
-    async def _is_late(self, batch: StoredBatch) -> bool:
-        now_ns = await self._link.ledger.now_ns()
-        return now_ns >= batch.number("expires_at") * 1_000_000_000
+    def _now_s(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    async def _left_s(self, batch: StoredBatch) -> float:
+        """Until its window is over; 0 or less: it is."""
+        return batch.number("expires_at") - await self._link.ledger.now_ns() / 1_000_000_000
 
     async def _answer_rest(self, batch: StoredBatch, problem: LineProblem) -> None:
         """Lines that have no answer by now; by their number where they can be read no more."""
@@ -361,6 +378,8 @@ class BatchRun:
                 # Computed and not lost: until its tenant has made room for it.
                 log.warning("batch.waits_for_room", batch=self._name.id, reason=str(error))
                 await asyncio.sleep(ROOM_S)
+                # NotFound: it has waited for so long that nobody could ask for it any more.
+                await self._link.ledger.batches.find(self._name)
 
     async def _lines(self, batch: StoredBatch) -> AsyncIterator[bytes]:
         """Empty ones are none."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from codecs import BOM_UTF8
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final, Literal
@@ -176,18 +177,21 @@ def told(stored: StoredFile) -> FileObject:
 
 
 async def lines_of(pieces: AsyncIterator[bytes], line_bytes_max: int) -> AsyncIterator[bytes]:
-    """Of a file, without their ends. One that is longer comes as it is up to the limit."""
-    rest, count = b"", 0
+    """Of a file, without their ends and the mark that some editors begin a file with.
+
+    One that is longer comes as it is up to the limit.
+    """
+    rest, count, mark = b"", 0, BOM_UTF8
     async for piece in pieces:
         found, at = rest + piece, 0
         while (end := found.find(b"\n", at)) >= 0:
-            yield found[at:end]
-            at, count = end + 1, count + 1
+            yield found[at:end].removeprefix(mark)
+            at, count, mark = end + 1, count + 1, b""
             # A megabyte may be a million lines.
             if count % LINES_AT_ONCE == 0:
                 await asyncio.sleep(0)
         rest = found[at : at + line_bytes_max + 1]
-    if rest:
+    if rest := rest.removeprefix(mark):
         yield rest
 
 

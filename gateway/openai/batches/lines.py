@@ -13,6 +13,7 @@ from gateway.http import errors
 from gateway.http.exchange import Exchange
 from gateway.http.json_body import JsonBody
 from gateway.openai import chat, completions
+from gateway.openai.generate import TIMEOUT_HEADER
 from gateway.openai.generation_body import SamplingBody
 from gateway.openai.operation import Api, Operation
 from gateway.openai.responses import operations as responses
@@ -71,10 +72,18 @@ def line_of(raw: bytes, *, endpoint: str, bytes_max: int) -> Line:
 
 
 class LineExchange(Exchange):
-    """The exchange of a line: what it is answered is kept, and nobody is there to go away."""
+    """The exchange of a line: what it is answered is kept, and nobody is there to go away.
 
-    def __init__(self, tenant: Tenant, request_id: str, on_accepted: Callable[[], None]) -> None:
-        headers = [(b"idempotency-key", request_id.encode())]
+    `left_s`: what it has, however long the gateway gives who is live.
+    """
+
+    def __init__(
+        self, tenant: Tenant, request_id: str, left_s: float, on_accepted: Callable[[], None]
+    ) -> None:
+        headers = [
+            (b"idempotency-key", request_id.encode()),
+            (TIMEOUT_HEADER.encode(), b"%.3f" % left_s),
+        ]
         scope: dict[str, Any] = {"headers": headers, "state": {"tenant": tenant}, "path_params": {}}
         super().__init__(scope, self._keep)
         self.keeps_running = True
@@ -98,10 +107,12 @@ async def answer_of(
     request_id: str,
     line: Line,
     endpoint: str,
+    left_s: float,
     on_accepted: Callable[[], None],
 ) -> LineResponse:
     """As the endpoint answers. Overloaded, Unavailable: it may be asked again."""
-    operation, exchange = ENDPOINTS[endpoint], LineExchange(tenant, request_id, on_accepted)
+    operation = ENDPOINTS[endpoint]
+    exchange = LineExchange(tenant, request_id, left_s, on_accepted)
     assert operation.body is not None
     try:
         sent = JsonBody(api.config.body_values_max, operation.body.identity)
@@ -127,8 +138,8 @@ async def answer_of(
 
 
 def _in_batch(body: SamplingBody) -> SamplingBody:
-    """Behind all that is live, if it does not say where."""
+    """Behind all that is live, whatever it says: so many at once would be before everybody."""
     for field in ("stream", "background"):
         if getattr(body, field, False):
             raise InvalidRequest(field, "is not for lines of a batch")
-    return body.model_copy(update={"service_tier": "flex"})
+    return body.model_copy(update={"service_tier": "flex", "priority": None})

@@ -90,6 +90,7 @@ class World:
             finished=self.finished,
             prompt_logprobs_from={},
             journal_seq=self.seq,
+            decided_ns=0,
             cursor="0-0",
             damaged={},
         )

@@ -1,5 +1,6 @@
 """Where a request's time went: without holes, and nothing twice."""
 
+from collections import deque
 from dataclasses import replace
 from typing import Any
 
@@ -135,7 +136,7 @@ def test_an_end_waits_for_its_commit() -> None:
     cell.turns(8)
     ended_ns = cell.timeline(one).intervals[-1].end_ns
     assert cell.timeline(one).ended
-    cell.now_ns += 80 * MS
+    cell.now_ns += 280 * MS
     cell.timelines.committed(ended_ns - 1, ended_ns - 1, ended_ns)
     assert cell.timeline(one).intervals[-1].phase is Phase.DECODE
     cell.timelines.committed(ended_ns, cell.now_ns, cell.now_ns)
@@ -238,6 +239,56 @@ def test_a_new_leader_says_what_it_cannot_know() -> None:
     first = told.intervals[0]
     assert (first.phase, first.why) == (Phase.UNKNOWN, timeline.BEFORE)
     assert first.end_ns - first.start_ns >= 100
+
+
+def test_a_new_leader_knows_since_when_the_one_before_was_lost() -> None:
+    """By the newest record of it: who came after that waited for nobody but a leader."""
+    cell = Told(spec(slots=1))
+    running = cell.submit(3, 30)
+    cell.turns(5)
+    lost_ns = cell.now_ns
+    cell.now_ns += 2 * MS
+    newcomer = cell.submit(3, 30)
+    cell.now_ns += 3 * MS
+    cell.timelines = Timelines()
+    cell.timelines.follow(lost_ns)
+    cell.lead_anew()
+    cell.finish()
+    for one, lost_since_ns in (running, lost_ns), (newcomer, lost_ns + 2 * MS):
+        told = cell.timeline(one)
+        check(told, cell.requests[one].arrived_ns)
+        (lost,) = [each for each in told.intervals if each.why == timeline.LEADER_LOST]
+        assert (lost.phase, lost.start_ns) == (Phase.QUEUE, lost_since_ns)
+        assert lost.end_ns - lost_ns >= 5 * MS
+
+
+def test_a_store_that_is_late_with_each_record_holds_nobody_up() -> None:
+    """Acknowledged 60 ms late, one after the other, while steps of 10 ms go on."""
+    cell = Told(spec(slots=1), lease=1)
+    one, behind = cell.submit(3, 60), cell.submit(3, 5)
+    decided: deque[int] = deque()
+    for _ in range(40):
+        cell.turn()
+        decided.append(cell.now_ns)
+        cell.now_ns += 10 * MS
+        if len(decided) > 6:
+            at_ns = decided.popleft()
+            cell.timelines.committed(at_ns, at_ns, cell.now_ns)
+    assert not cell.stalls(one)
+    assert Why.STORE_BEHIND.value not in cell.whys(behind)
+    # Nobody is told of anything for half a second: who decodes stalls, who waits does not for that.
+    since_ns = cell.now_ns
+    for _ in range(5):
+        cell.turn()
+        cell.now_ns += 100 * MS
+    told_ns = cell.now_ns
+    cell.timelines.committed(decided[0], told_ns, told_ns)
+    cell.turn()
+    (stall,) = cell.stalls(one)
+    assert (stall.why, stall.end_ns) == (Why.STORE_BEHIND.value, told_ns)
+    assert stall.start_ns <= since_ns
+    assert Why.STORE_BEHIND.value not in cell.whys(behind)
+    cell.finish()
 
 
 def test_a_replay_of_both_leaderships_knows_it() -> None:

@@ -24,7 +24,7 @@ async function sendBurst(lengths) {
 async function ended(story, ids, tell) {
   const wanted = new Set(ids);
   for (let before = -1, silentSince = performance.now(); ; ) {
-    const owners = story.owners.all.filter((owner) => owner && wanted.has(partsOf(owner).id)), done = owners.filter((owner) => owner.ended).length;
+    const owners = [...story.owners.all.values()].filter((owner) => wanted.has(partsOf(owner).id)), done = owners.filter((owner) => owner.ended).length;
     if (done === wanted.size) return owners;
     if (done !== before) { before = done; silentSince = performance.now(); tell(`${done} of ${wanted.size} have ended`); }
     if (performance.now() - silentSince > 1000 * BURST_SILENT_S_MAX) throw new Error(`${wanted.size - done} requests of the burst are not answered`);
@@ -68,7 +68,7 @@ function between(track) {
 function played(steps, worker, owners) {
   const story = new Story("played");
   story.core.workers.set(steps.worker_id, {...worker, worker_id: steps.worker_id});
-  owners.forEach((owner, index) => { Object.assign(story.owners.all[story.owners.of(index + 1)], {id: owner.id, choice: owner.choice, hue: owner.hue}); });
+  owners.forEach((owner, index) => { Object.assign(story.owners.at(story.owners.of(index + 1)), {id: owner.id, choice: owner.choice, hue: owner.hue}); });
   story.steps(steps);
   return story.tracks.get(steps.worker_id);
 }

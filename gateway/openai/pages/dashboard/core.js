@@ -4,29 +4,43 @@
 const IDLE = 0, DECODE = 1, PREFILL = 2, FIRST = 3, WAITS = 4;   // FIRST: the prompt is done, and gave a token
 const FINISHED = 16, PREEMPTED = 32, KIND = 15;
 const CELLS_MAX = 1.5e6, COLUMNS_MAX = 12000, COLUMNS_MIN = 1000;
-const OWNERS_MAX = 60000, ENDED_KEPT = 4096;
+const OWNERS_MAX = 60000, OWNERS_KEPT = 45000, TRACKS_GONE_MAX = 3;
 const FRAMES_MAX = 240, FRAME_MS = 500, FRAMES_BYTES_MAX = 32e6;
 
-// Sequences by small numbers, from 1; of each what is known of its request.
+// Whose it was is known no more.
+const FORGOTTEN = Object.freeze({sequenceId: 0, number: 0, id: "forgotten", choice: 0, hue: 0, arrived: 0, first: 0, last: 0, ended: true,
+  promptTokens: 0, tokensMax: 0});
+// Sequences by small numbers, from 1 and never again, oldest first; of each what is known of its request.
 class Owners {
-  constructor() { this.numbers = new Map(); this.all = [null]; this.requests = new Map(); }
+  constructor() { this.numbers = new Map(); this.all = new Map(); this.requests = new Map(); this.made = this.asked = 0; }
   of(sequenceId) {
     let number = this.numbers.get(sequenceId);
     if (number === undefined) {
-      number = this.all.length;
+      number = ++this.made;
       this.numbers.set(sequenceId, number);
-      this.all.push({sequenceId, number, id: "", choice: 0, hue: hueOf(number), arrived: 0, first: 0, last: 0, ended: false,
+      this.all.set(number, {sequenceId, number, id: "", choice: 0, hue: hueOf(number), arrived: 0, first: 0, last: 0, ended: false,
         promptTokens: 0, tokensMax: 0});
     }
     return number;
   }
+  at(number) { return this.all.get(number) || FORGOTTEN; }
   // Choices of a request have its colour.
   name(sequenceId, identity) {
-    const owner = this.all[this.of(sequenceId)];
+    const owner = this.at(this.of(sequenceId));
     if (owner.id) return;
-    if (!this.requests.has(identity.id)) this.requests.set(identity.id, this.requests.size + 1);
+    if (!this.requests.has(identity.id)) this.requests.set(identity.id, ++this.asked);
     Object.assign(owner, {id: identity.id, choice: identity.choice || 0, arrived: identity.arrived_unix_ms,
       promptTokens: identity.prompt_tokens, tokensMax: identity.tokens_max || 0, hue: hueOf(this.requests.get(identity.id))});
+  }
+  // The oldest, until so many are left; of those for whom `isSpared`, none.
+  forget(kept, isSpared) {
+    for (const [number, {sequenceId, id}] of this.all) {
+      if (this.all.size <= kept) break;
+      if (isSpared(number, sequenceId)) continue;
+      this.all.delete(number);
+      this.numbers.delete(sequenceId);
+      this.requests.delete(id);
+    }
   }
 }
 // Neighbours are far apart.
@@ -42,6 +56,7 @@ class Track {
     this.chunk = new Uint16Array(this.cap * slots);
     this.columns = new Array(this.cap);
   }
+  get newestAt() { return this.column(this.count - 1)?.at || 0; }
   get oldest() { return Math.max(0, this.count - this.cap); }
   column(index) { return index < this.oldest || index >= this.count ? null : this.columns[index % this.cap]; }
   cell(index, slot) {
@@ -54,11 +69,11 @@ class Track {
 
   // One step of whoever has a row. `chunks`: tokens by slot; `tokenless`: slots.
   push(column, chunks, tokenless, finished, preempted, heat) {
-    const index = this.count++, base = (index % this.cap) * this.slots, all = this.owners.all;
+    const index = this.count++, base = (index % this.cap) * this.slots, owners = this.owners;
     let decodes = 0, chunked = column.chunkTokens || 0, idle = 0;
     for (const sequenceId of preempted) this.mark(index - 1, this.owners.of(sequenceId), PREEMPTED);
     for (let slot = 0; slot < this.slots; slot++) {
-      const number = this.rows[slot], owner = all[number];
+      const number = this.rows[slot], owner = owners.at(number);
       let kind = IDLE, chunk = 0;
       if (number && !owner.ended) {
         const hasToken = !tokenless.has(slot);
@@ -78,7 +93,8 @@ class Track {
     }
     for (const slot of finished) {
       this.kind[base + slot] |= FINISHED;
-      if (this.rows[slot]) all[this.rows[slot]].ended = true;
+      const owner = owners.all.get(this.rows[slot]);
+      if (owner) owner.ended = true;
     }
     // What is left out is as it was.
     const before = this.column(index - 1);
@@ -134,7 +150,7 @@ class Heat {
 
 class Story {
   constructor(name) {
-    Object.assign(this, {name, owners: new Owners(), tracks: new Map(), heat: new Heat(), frames: [], lost: 0});
+    Object.assign(this, {name, owners: new Owners(), tracks: new Map(), heat: new Heat(), frames: [], lost: 0, held: null, ownersMax: OWNERS_MAX});
     this.core = {epoch: 0, seq: 0, committedSeq: 0, at: 0, configured: {}, workers: new Map(), sequences: new Map(), rows: new Map(), queue: [],
       waiting: 0};
   }
@@ -142,6 +158,21 @@ class Story {
     let track = this.tracks.get(workerId);
     if (!track || track.slots < slots) this.tracks.set(workerId, track = new Track(workerId, slots, this.owners));
     return track;
+  }
+  // Somebody looks at it as it is: what there is now stays, but for what newer iterations take the place of.
+  hold(isHeld) { this.held = isHeld ? new Set(this.tracks.keys()) : null; }
+  // A worker that starts again is another: of those that have gone, the newest few stay.
+  dropTracks(newest) {
+    const gone = [...this.tracks.values()].filter(({workerId}) => workerId !== newest && !this.core.workers.has(workerId) && !this.held?.has(workerId));
+    gone.sort((one, other) => other.newestAt - one.newestAt);
+    for (const {workerId} of gone.slice(TRACKS_GONE_MAX)) this.tracks.delete(workerId);
+  }
+  // Whose iterations to show: the one that was wanted, or what came after it at its address, or who was shown, or anybody.
+  follow(wanted, shown) {
+    const {workers} = this.core, isHere = (id) => workers.has(id);
+    if (!workers.size) return this.tracks.has(shown) ? shown : this.tracks.keys().next().value ?? null;
+    const atAddress = [...workers.values()].find(({address}) => address && address === wanted?.address);
+    return [wanted?.id, atAddress?.worker_id, shown].find(isHere) ?? workers.keys().next().value;
   }
   frame(at) {
     for (let index = this.frames.length - 1; index >= 0; index--) if (this.frames[index].at <= at) return this.frames[index];
@@ -161,7 +192,7 @@ class Story {
     for (const one of told.passed || []) this.owners.name(one.sequence_id, one.identity);
     for (const ofWorker of told.steps || []) this.steps(ofWorker, before);
     this.keep();
-    if (this.owners.all.length > OWNERS_MAX) this.forget();
+    if (this.owners.all.size > this.ownersMax) this.forget();
   }
   sequences(told) {
     const found = new Map(this.core.sequences);
@@ -195,7 +226,8 @@ class Story {
     const worker = this.core.workers.get(worker_id);
     let slots = worker?.slots_max || 0;
     for (const step of steps) for (const slot of step.join_slots || []) slots = Math.max(slots, slot + 1);
-    const track = this.track(worker_id, slots);
+    const isNew = !this.tracks.has(worker_id), track = this.track(worker_id, slots);
+    if (isNew) this.dropTracks(worker_id);
     track.clear();
     if (is_diff) for (const [id, {place}] of before) if (place?.state === "running" && place.worker_id === worker_id) track.join(place.slot, id);
     this.lost += skipped;
@@ -238,11 +270,15 @@ class Story {
       cached[block] = bits.charCodeAt(block >> 3) >> (block & 7) & 1;
     return {owner, held, cached};
   }
-  // A page that is open for days: what is in no column any more goes.
+  // A page that is open for days: the oldest go, but for who is still there, and what somebody looks at.
   forget() {
-    const story = new Story(this.name);
-    for (const [id, one] of this.core.sequences) if (one.identity) story.owners.name(id, one.identity);
-    Object.assign(this, {owners: story.owners, tracks: new Map(), frames: []});
+    const seen = new Set();
+    if (this.held) {
+      for (const {sequences} of this.frames) for (const id of sequences.keys()) seen.add(this.owners.numbers.get(id));
+      for (const id of this.held) for (const number of this.tracks.get(id)?.owner || []) seen.add(number);
+    }
+    this.owners.forget(OWNERS_KEPT, (number, sequenceId) => this.core.sequences.has(sequenceId) || seen.has(number));
+    this.ownersMax = this.owners.all.size + OWNERS_MAX - OWNERS_KEPT;
   }
 }
 const GIVEN_BACK = -1;

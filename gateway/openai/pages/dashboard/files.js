@@ -1,6 +1,6 @@
 // A story in a file, and as a Chrome trace.
 
-const FORMAT = "kaiten-dashboard-1", FILE_BYTES_MAX = 200e6;
+const FORMAT = "kaiten-dashboard-1", FILE_BYTES_MAX = 200e6, NUMBER_OF_NOBODY = 2 ** 32 - 1;
 
 // By slot, runs of [first column, columns, owner, kind]; times as they are.
 function saved(story, frame) {
@@ -14,7 +14,7 @@ function saved(story, frame) {
     }
     return {worker_id: track.workerId, slots: track.slots, columns, runs};
   });
-  const owners = story.owners.all.slice(1).map(({sequenceId, id, choice, hue, arrived, first, ended, promptTokens, tokensMax}) => ({sequenceId, id, choice, hue, arrived, first, ended, promptTokens, tokensMax}));
+  const owners = [...story.owners.all.values()].map(({sequenceId, number, id, choice, hue, arrived, first, ended, promptTokens, tokensMax}) => ({sequenceId, number, id, choice, hue, arrived, first, ended, promptTokens, tokensMax}));
   const heat = Object.fromEntries(Object.entries(story.heat.kinds).map(([kind, bins]) => [kind, [...bins].map(([bin, counts]) => [bin, [...counts]])]));
   const seen = frame && {...frame, workers: [...frame.workers.values()], sequences: [...frame.sequences.values()], maps: undefined};
   return {format: FORMAT, saved_unix_ms: Date.now(), owners, tracks, heat, frame: seen};
@@ -22,10 +22,12 @@ function saved(story, frame) {
 // Error: what is wrong with it.
 function loaded(file) {
   if (file?.format !== FORMAT) throw new Error(`this is no file of this page: its format must be ${FORMAT}`);
-  const story = new Story("file");
-  for (const one of file.owners) {
+  const story = new Story("file"), numbers = new Map();
+  for (const [index, one] of file.owners.entries()) {
     const number = story.owners.of(one.sequenceId);
-    Object.assign(story.owners.all[number], one, {number});
+    // In older files they have no numbers: none was forgotten.
+    numbers.set(one.number ?? index + 1, number);
+    Object.assign(story.owners.at(number), one, {number});
   }
   for (const {worker_id, slots, columns, runs} of file.tracks) {
     const track = story.track(worker_id, slots), start = Math.max(0, columns.length - track.cap);
@@ -33,7 +35,7 @@ function loaded(file) {
     columns.forEach((column, index) => { if (index >= start) track.columns[index % track.cap] = column; });
     runs.forEach((ofSlot, slot) => ofSlot.forEach(([from, count, number, what]) => {
       for (let index = Math.max(from, start); index < from + count; index++) {
-        track.owner[(index % track.cap) * slots + slot] = number;
+        track.owner[(index % track.cap) * slots + slot] = numbers.get(number) ?? NUMBER_OF_NOBODY;
         track.kind[(index % track.cap) * slots + slot] = what;
       }
     }));
@@ -62,7 +64,7 @@ function chromeTrace(story) {
     for (let slot = 0; slot < track.slots; slot++) {
       events.push({name: "thread_name", ph: "M", pid, tid: slot, args: {name: `slot ${slot}`}});
       if (track.count) track.runs(slot, track.oldest, track.count, (from, to, number, what) => {
-        const owner = story.owners.all[number], start = began(from), end = Math.round(track.column(to - 1).at * 1000);
+        const owner = story.owners.at(number), start = began(from), end = Math.round(track.column(to - 1).at * 1000);
         events.push({name: owner.id ? nameOf(owner) : `sequence ${owner.sequenceId}`, cat: ["idle", "decode", "prefill", "prefill", "sits out"][what & KIND], ph: "X", pid, tid: slot, ts: start, dur: Math.max(1, end - start),
           args: {sequence_id: owner.sequenceId, iterations: to - from, finished: !!(what & FINISHED), preempted: !!(what & PREEMPTED)}});
       });

@@ -1,7 +1,7 @@
 // One view of one story: live, paused, out of the archive, or of a file.
 
 const live = new Story("live"), ARCHIVE_STEP_MS = 10000;
-const view = {story: live, isPaused: false, workerId: null, head: 0, shown: 0, chosen: 0, frames: 0, began: performance.now()};
+const view = {story: live, isPaused: false, workerId: null, wanted: null, head: 0, shown: 0, chosen: 0, frames: 0, began: performance.now()};
 const ribbon = new Ribbon($("ribbon")), blockMap = new BlockMap($("blocks")), heats = [new HeatMap($("ttft"), "ttft"), new HeatMap($("gap"), "gap")];
 let isDirty = true, panelsAt = 0, tablesAt = 0, state = ["away", "connecting"];
 
@@ -14,15 +14,19 @@ const drawer = new Drawer(() => view.story, frameNow);
 const changed = () => { isDirty = true; };
 
 function chooseWorker(id) { view.workerId = id; view.head = view.shown = track()?.count || 0; changed(); }
+function wantWorker(id) { view.wanted = {id, address: frameNow()?.workers.get(id)?.address || ""}; chooseWorker(id); }
 function followLive() {
-  const ids = [...view.story.core.workers.keys()], known = [...view.story.tracks.keys()];
-  if (!view.workerId || !(ids.includes(view.workerId) || known.includes(view.workerId))) chooseWorker(ids[0] || known[0] || null);
+  const id = view.isPaused && view.workerId ? view.workerId : live.follow(view.wanted, view.workerId);
+  if (id !== view.workerId) chooseWorker(id);
   if (!view.isPaused) view.head = track()?.count || 0;
+  // Whoever asked for no worker goes on with what comes after this one.
+  view.wanted ||= live.core.workers.has(id) ? {id, address: live.core.workers.get(id).address} : null;
   changed();
 }
 function pause(isPaused) {
   if (!isPaused && view.story !== live) { view.story = live; view.workerId = null; drawer.close(false); $("problem").textContent = ""; }
   view.isPaused = isPaused;
+  live.hold(isPaused);
   if (isPaused) view.shown = view.head = Math.min(track()?.count || 0, Math.round(view.shown) || view.head);
   else ribbon.cursor = null;
   $("pause").textContent = isPaused ? "Go on" : "Pause";
@@ -56,6 +60,7 @@ async function older() {
     story.frames = [{...story.core, at: 0, workers, maps: new Map()}];
     view.story = story;
     view.isPaused = true;
+    live.hold(false);
     view.workerId = story.tracks.has(view.workerId) ? view.workerId : story.tracks.keys().next().value;
     view.head = view.shown = track().count;
     $("pause").textContent = "Go on";
@@ -70,7 +75,7 @@ function words(hit) {
   const of = track(), column = of.column(hit.index), took = `${milliseconds(column.stepUs / 1000)}${column.expectedUs ? ` (${milliseconds(column.expectedUs / 1000)} expected)` : ""}${column.isGraph ? ", one graph" : ""}`;
   const lines = [`iteration ${column.plan}.${column.step}${column.lease > 1 ? ` of ${column.lease} steps` : ""}, ${clock(column.at)}: ${took}, ${column.decodes} decode${column.chunked ? `, ${column.chunked} prompt tokens` : ""}`];
   if (hit.slot !== null) {
-    const {owner, kind, chunk} = of.cell(hit.index, hit.slot), one = view.story.owners.all[owner];
+    const {owner, kind, chunk} = of.cell(hit.index, hit.slot), one = view.story.owners.at(owner);
     lines.push(`slot ${hit.slot}: ${owner ? `${one.id ? nameOf(one) : `sequence ${one.sequenceId}`}, ${["idle", "decode", "prefill", "prefill and first token", "sits out"][kind & KIND]}${chunk ? ` of ${chunk} tokens` : ""}${kind & FINISHED ? ", ended" : ""}${kind & PREEMPTED ? ", preempted" : ""}` : "idle"}`);
   }
   if (column.free !== null && column.free !== undefined) lines.push(`${column.free} blocks free, ${column.waiting} waiting`);
@@ -134,7 +139,7 @@ function panels(of, now) {
   if (now - tablesAt < 400) { isDirty = true; return; }
   tablesAt = now;
   showLeader(story, frame);
-  showWorkers(story, frame, view.workerId, (id) => { chooseWorker(id); });
+  showWorkers(story, frame, view.workerId, wantWorker);
   showQueue(story, frame, isArchive, column?.waiting);
   showRunning(story, frame, view.workerId, isArchive);
 }
@@ -156,6 +161,7 @@ $("load").addEventListener("change", async (event) => {
     if (file.size > FILE_BYTES_MAX) throw new Error(`a file has at most ${FILE_BYTES_MAX / 1e6} MB`);
     const story = loaded(JSON.parse(await file.text()));
     Object.assign(view, {story, isPaused: true, workerId: story.tracks.keys().next().value || null});
+    live.hold(false);
     view.head = view.shown = track()?.count || 0;
     $("pause").textContent = "Go on";
     $("problem").textContent = "";
@@ -164,6 +170,11 @@ $("load").addEventListener("change", async (event) => {
   changed();
 });
 
+// 0 is nobody's number.
+function openOwner(number, opener) {
+  const owner = view.story.owners.all.get(number);
+  if (owner) drawer.open(owner.sequenceId, opener);
+}
 $("ribbon").addEventListener("pointermove", (event) => {
   const of = track(), hit = of && ribbon.at(of, event.offsetX, event.offsetY);
   if (hit) { ribbon.cursor = hit; tip(words(hit), event.clientX, event.clientY); } else tip("");
@@ -174,7 +185,7 @@ $("ribbon").addEventListener("click", (event) => {
   const of = track(), hit = of && ribbon.at(of, event.offsetX, event.offsetY);
   if (!hit || hit.slot === null) return;
   const {owner} = of.cell(hit.index, hit.slot);
-  if (owner) drawer.open(view.story.owners.all[owner].sequenceId, $("ribbon"));
+  openOwner(owner, $("ribbon"));
 });
 const MOVES = {ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1], PageUp: [-20, 0], PageDown: [20, 0]};
 $("ribbon").addEventListener("keydown", (event) => {
@@ -189,7 +200,7 @@ $("ribbon").addEventListener("keydown", (event) => {
   }
   if (event.key === "Enter") {
     const {owner} = of.cell(ribbon.cursor.index, ribbon.cursor.slot);
-    if (owner) drawer.open(view.story.owners.all[owner].sequenceId, $("ribbon"));
+    openOwner(owner, $("ribbon"));
   }
   // What is pointed at stays in sight.
   if (ribbon.cursor.index >= view.head) scrub(ribbon.cursor.index + 1);
@@ -204,14 +215,14 @@ $("blocks").addEventListener("pointermove", (event) => {
   const frame = frameNow(), map = frame?.maps.get(view.workerId), block = map && blockMap.at(map.owner.length, event.offsetX, event.offsetY);
   blockMap.cursor = block ?? null;
   if (block === null || block === undefined) return tip("");
-  const one = view.story.owners.all[map.owner[block]];
+  const one = map.owner[block] ? view.story.owners.at(map.owner[block]) : null;
   tip(`block ${block}: ${one ? `${one.id ? nameOf(one) : `sequence ${one.sequenceId}`}${map.held[block] > 1 ? `, shared by ${map.held[block]}` : ""}${map.cached[block] ? ", cached" : ""}` : map.cached[block] ? "cached, held by nobody: evictable" : "free"}`, event.clientX, event.clientY);
   changed();
 });
 $("blocks").addEventListener("pointerleave", () => { blockMap.cursor = null; tip(""); changed(); });
 $("blocks").addEventListener("click", (event) => {
   const map = frameNow()?.maps.get(view.workerId), block = map && blockMap.at(map.owner.length, event.offsetX, event.offsetY);
-  if (block !== null && map?.owner[block]) drawer.open(view.story.owners.all[map.owner[block]].sequenceId, null);
+  if (block !== null && map) openOwner(map.owner[block], null);
 });
 for (const body of [$("queue"), $("running")]) body.addEventListener("click", (event) => {
   const button = event.target.closest("tr")?.querySelector("[data-sequence]");

@@ -29,15 +29,23 @@ const nameOf = (identity) => identity ? `${identity.id}${identity.choice ? `/${i
 const workerName = ({address, worker_id}) => address?.startsWith("unix:") ? address.split("/").pop() : address || worker_id;
 const partsOf = (identity) => { const [, tenant, id] = identity.id.match(/^([^:]*):(.*)$/s) || [null, "", identity.id]; return {tenant, id}; };
 
-function whyWaits(frame, sequence, workers) {
-  const over = sequence?.passed_over || [];
-  if (over.length) return over.map((each) => `${workers > 1 && each.worker_id ? `${workerName(frame.workers.get(each.worker_id) || each)}: ` : ""}${reasonOf(each)}`).join("; ");
-  const ofWorkers = [...frame.workers.values()].flatMap((worker) => worker.passed_over.filter((each) => ["plan", "place"].includes(each.stage)));
-  if (ofWorkers.length && frame.queue[0] === sequence?.sequence_id) return reasonOf(ofWorkers[0]);
-  return "behind those before it" + (ofWorkers.length ? `: ${reasonOf(ofWorkers[0])}` : "");
+// As kaiten/cli/live/reasons.py says it.
+const closing = (worker) => [worker.is_draining && WHYS.draining, worker.is_late && WHYS.late,
+  ...worker.passed_over.filter((each) => ["plan", "place"].includes(each.stage)).map(reasonOf)].filter(Boolean);
+// Why nobody can join any worker; empty: somebody can, as far as it is known.
+function closed(frame) {
+  if (!frame.workers.size) return "no worker is here";
+  const whys = [...frame.workers.values()].map(closing);
+  return whys.every((each) => each.length) ? [...new Set(whys.flat())].join(", ") : "";
+}
+function whyWaits(frame, id) {
+  const sequence = frame.sequences.get(id), over = sequence?.passed_over || [], {workers} = frame;
+  if (over.length) return over.map((each) => `${workers.size > 1 && each.worker_id ? `${workerName(workers.get(each.worker_id) || each)}: ` : ""}${reasonOf(each)}`).join("; ");
+  if (sequence?.place?.state === "forking") return "forks from its first choice";
+  return closed(frame) || (frame.queue[0] === id ? "its turn has not come" : "behind those before it");
 }
 function requestCell(story, id, sequence) {
-  const owner = story.owners.all[story.owners.of(id)], swatch = element("span", {className: "swatch"});
+  const owner = story.owners.at(story.owners.of(id)), swatch = element("span", {className: "swatch"});
   swatch.style.background = hue(owner, false);
   const button = element("button", {title: nameOf(sequence?.identity), dataset: {sequence: id}}, shortName(owner.id ? owner : {...owner, sequenceId: id}));
   return element("td", {}, swatch, button);
@@ -56,11 +64,11 @@ const ROWS_SHOWN = 100;
 function showQueue(story, frame, isArchive, waiting) {
   const length = isArchive ? waiting : frame?.waiting ?? 0;
   $("queue-note").textContent = length === null || length === undefined ? "" : length ? `${length} wait` : "nobody waits";
-  const shown = isArchive ? [] : (frame?.queue || []).slice(0, ROWS_SHOWN), workers = frame?.workers.size || 0;
+  const shown = isArchive ? [] : (frame?.queue || []).slice(0, ROWS_SHOWN);
   const told = shown.map((id) => {
     const sequence = frame.sequences.get(id), wait = sequence?.identity ? frame.at - sequence.identity.arrived_unix_ms : 0;
     return {id, sequence, tokens: `${sequence?.identity?.prompt_tokens ?? "?"}`, wait: milliseconds(Math.max(0, wait)),
-      why: (sequence?.place?.state === "preempted" ? "preempted; " : "") + whyWaits(frame, sequence, workers)};
+      why: (sequence?.place?.state === "preempted" ? "preempted; " : "") + whyWaits(frame, id)};
   });
   fill($("queue"), () => told.length ? told.map((row) => element("tr", {}, requestCell(story, row.id, row.sequence), cell(row.tokens, true), cell(row.wait, true), cell(row.why)))
     : [element("tr", {}, element("td", {colSpan: 4, className: "dim", textContent: isArchive ? "the archive says how many waited, not who" : "everybody who asked is in the batch"}))],
@@ -137,7 +145,7 @@ class Drawer {
   }
   update() {
     if (this.id === null) return;
-    const story = this.story(), frame = this.frame(), owner = story.owners.all[story.owners.of(this.id)], one = frame?.sequences.get(this.id);
+    const story = this.story(), frame = this.frame(), owner = story.owners.at(story.owners.of(this.id)), one = frame?.sequences.get(this.id);
     const identity = one?.identity || (owner.id && {id: owner.id, choice: owner.choice, prompt_tokens: owner.promptTokens, tokens_max: owner.tokensMax, arrived_unix_ms: owner.arrived});
     const swatch = element("span", {className: "swatch"});
     swatch.style.background = hue(owner, false);
@@ -147,14 +155,14 @@ class Drawer {
       ["prompt", identity ? `${identity.prompt_tokens} tokens` : "?"], ["tokens", counts ? `${counts.tokens} known, ${counts.computed_tokens} computed${identity ? `, ${identity.tokens_max} at most` : ""}` : "–"],
       ["preemptions", place?.preemptions ?? "–"], ["priority", one?.identity?.priority ?? "–"], ["blocks", blocks.length ? `${blocks.length}: ${runsOf(blocks)}` : "none"],
       ["first token", owner.first && owner.arrived ? `after ${milliseconds(owner.first - owner.arrived)}` : "–"]];
-    if (frame?.queue.includes(this.id)) facts.splice(2, 0, ["waits", `place ${frame.queue.indexOf(this.id) + 1}: ${whyWaits(frame, one, frame.workers.size)}`]);
+    if (frame?.queue.includes(this.id)) facts.splice(2, 0, ["waits", `place ${frame.queue.indexOf(this.id) + 1}: ${whyWaits(frame, this.id)}`]);
     const digest = JSON.stringify(facts);
     if (this.facts.dataset.digest === digest) return;
     this.facts.dataset.digest = digest;
     this.facts.replaceChildren(...facts.flatMap(([name, value]) => [element("dt", {textContent: name}), element("dd", {textContent: value})]));
   }
   async explain() {
-    const id = this.id, story = this.story(), owner = story.owners.all[story.owners.of(id)];
+    const id = this.id, story = this.story(), owner = story.owners.at(story.owners.of(id));
     if (story.name === "file") return void this.fall.replaceChildren("a file has no explanation of single requests");
     try {
       if (!owner.id) throw new Error("it is not known whose request this was");

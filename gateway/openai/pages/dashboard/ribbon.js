@@ -105,7 +105,7 @@ class Ribbon {
     if (!track || !track.count) return;
     const columnWidth = this.columnWidth, rowHeight = this.rowHeight(track), left = (index) => width - (shown - index) * columnWidth;
     const first = Math.max(track.oldest, Math.floor(shown - (width - GUTTER) / columnWidth)), last = Math.min(track.count, Math.ceil(shown));
-    const gap = rowHeight >= 5 ? 1 : 0, all = track.owners.all;
+    const gap = rowHeight >= 5 ? 1 : 0, owners = track.owners;
     context.save();
     context.beginPath();
     context.rect(GUTTER, 0, width - GUTTER, height);
@@ -118,7 +118,7 @@ class Ribbon {
       const y = slot * rowHeight;
       let labelled = 0, labelEnd = -1;
       track.runs(slot, first, last, (from, to, number, what) => {
-        const owner = all[number], x = left(from), wide = (to - from) * columnWidth - (columnWidth >= 5 ? .5 : 0);
+        const owner = owners.at(number), x = left(from), wide = (to - from) * columnWidth - (columnWidth >= 5 ? .5 : 0);
         cellRun(context, x, y, wide, rowHeight - gap, owner, what);
         const visible = x + wide - Math.max(x, GUTTER);
         if (rowHeight >= 13 && (what & KIND) === DECODE && visible > 54 && (labelled !== number || x > labelEnd + 160)) {
@@ -226,7 +226,7 @@ class BlockMap {
     };
     for (let block = 0; block < owner.length; block++) {
       const x = block % across * size, y = Math.floor(block / across) * size, number = owner[block];
-      const colour = number ? pixel(hue(owners.all[number], false)) : cached[block] ? evictable : free;
+      const colour = number ? pixel(hue(owners.at(number), false)) : cached[block] ? evictable : free;
       put(x, y, inner, inner, colour);
       if (size < 4) continue;
       const third = Math.max(1, Math.floor(inner / 3));

@@ -38,9 +38,11 @@ def test_a_gateway_that_answered_is_not_asked_whether_it_is_there(
 
 def test_who_waited_under_a_dead_leader_is_sent_to_the_archive() -> None:
     queue, unknown = TimelinePhase.TIMELINE_PHASE_QUEUE, TimelinePhase.TIMELINE_PHASE_UNKNOWN
-    assert hints("cmpl-1", explained(queue)) == []
-    (line,) = hints("cmpl-1", explained(queue, unknown))
+    assert hints("cmpl-1", "", explained(queue)) == []
+    (line,) = hints("cmpl-1", "", explained(queue, unknown))
     assert line.endswith("kaiten explain cmpl-1 --archive .kaiten")
+    (line,) = hints("cmpl-1", "acme", explained(queue, unknown))
+    assert line.endswith("kaiten explain cmpl-1 --tenant acme --archive .kaiten")
 
 
 def test_of_many_intervals_it_is_said_first_where_most_went() -> None:
