@@ -61,7 +61,7 @@ class WorkerSettings(PartSettings):
     )
     step_tokens: int = Field(
         default=512,
-        ge=1,
+        ge=2,
         le=65536,
         description="tokens one step may compute, more than --slots; on a GPU: by its memory",
     )
@@ -140,8 +140,7 @@ class WorkerSettings(PartSettings):
     @model_validator(mode="after")
     def _check_relations(self) -> Self:
         # What nobody has set makes room for what is set.
-        is_asked = "step_tokens" in self.model_fields_set
-        if is_asked and self.step_tokens <= self.slots:
+        if self.model_fields_set >= {"step_tokens", "slots"} and self.step_tokens <= self.slots:
             raise ValueError(
                 f"step_tokens ({self.step_tokens}) must be more than slots ({self.slots}): "
                 "every running row computes one token per step, and a prompt needs room beside them"

@@ -16,6 +16,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -24,7 +25,11 @@ import torch
 from kernels import variants
 
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-IS_THERE = IS_INTERPRETED or os.environ.get("KAITEN_TRITON") == "1" or torch.cuda.is_available()
+# Of an extra: who has a GPU may do without it, by --device cpu.
+IS_INSTALLED = find_spec("triton") is not None
+IS_THERE = IS_INSTALLED and (
+    IS_INTERPRETED or os.environ.get("KAITEN_TRITON") == "1" or torch.cuda.is_available()
+)
 
 
 class _Word:

@@ -49,7 +49,7 @@ def explanation() -> str:
 def promise() -> str:
     """One line for people: whether a text that is computed again, after a death, is the same."""
     if available():
-        return "a text computed again is the same to the bit, in bf16 and fp32"
+        return "a text computed again, by workers of these kernels, is the same to the bit"
     return (
         "not promised: that a text computed again, after a death or preemption, is the same; in"
         " bf16 no bit was ever seen to differ, in fp32 last bits do, and may turn what is nearly a"
@@ -141,17 +141,29 @@ def _tried(variant: binaries.Variant, cache_dir: Path | None) -> tuple[Library, 
 def _load(variant: binaries.Variant, cache_dir: Path | None) -> tuple[Library, str]:
     """The library, and whether it is prebuilt or compiled here."""
     if not (prebuilt := binaries.prebuilt(variant)).exists():
-        return Library(binaries.compiled(variant, cache_dir)), "compiled"
+        return _compiled(variant, cache_dir), "compiled"
     try:
         return Library(prebuilt), "prebuilt"
     except OSError as unfit:
         # Made for a newer C library, it may be.
         try:
-            return Library(binaries.compiled(variant, cache_dir)), "compiled"
+            return _compiled(variant, cache_dir), "compiled"
         except RuntimeError as error:
             raise RuntimeError(
                 f"{error}, and the prebuilt library does not load: {unfit}"
             ) from unfit
+
+
+def _compiled(variant: binaries.Variant, cache_dir: Path | None) -> Library:
+    """A kept one that does not load is made anew: a disk cut it short, or the folder is shared with
+    a machine of another C library.
+    """
+    path = binaries.compiled(variant, cache_dir)
+    try:
+        return Library(path)
+    except OSError:
+        path.unlink(missing_ok=True)
+        return Library(binaries.compiled(variant, cache_dir))
 
 
 def _check(library: Library) -> None:

@@ -18,7 +18,7 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.types import SequenceId, WorkerSpec
 from scheduler_svc.core.workers import Worker
 from scheduler_svc.live_view import why_it_waits
-from scheduler_svc.timeline import NO_BLOCKS
+from scheduler_svc.timeline import NO_BLOCKS, QUEUE_STAGES
 
 # Of one decision: who waits, each with why. All that stand behind are counted.
 WAITING_TOLD_MAX: Final = 64
@@ -107,6 +107,50 @@ class Measured:
     is_graph: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """What a plan's decision is told from when the core has gone on."""
+
+    unix_ns: int
+    plan: Plan
+    policy: str
+    spec: WorkerSpec
+    passed_over: tuple[PassedOver, ...]
+    # Prompt tokens of its first step by sequence; 0: sits it out.
+    chunks: tuple[tuple[SequenceId, int], ...]
+    # Of who joins, the requests.
+    joined: tuple[str, ...]
+    blocks: Blocks
+    # Of the first step, and of those after it.
+    expected_us: tuple[int, int]
+
+    def decision(self, waits: tuple[Waits, ...] | None = None) -> Decision:
+        """`waits`: of the queue as it was then; None: of those alone who were looked at."""
+        plan, spec = self.plan, self.spec
+        return Decision(
+            unix_ns=self.unix_ns,
+            worker_id=plan.worker_id,
+            plan_id=plan.plan_id,
+            policy=self.policy,
+            lease_steps=plan.lease_steps,
+            decode_rows=plan.decode_rows,
+            chunks=tuple((one, count) for one, count in self.chunks if count),
+            sat_out=tuple(one for one, count in self.chunks if not count),
+            tokens=tokens_of(plan, spec),
+            budget=budget_of(plan, spec),
+            admitted=tuple(_admitted(plan, self.joined, spec.block_size)),
+            preempted=tuple(
+                (one, NO_BLOCKS if why is None else why.value)
+                for one, why in zip(plan.preempted, whys_of(plan, self.passed_over), strict=True)
+            ),
+            blocks=self.blocks,
+            waiting=plan.waiting,
+            waits=tuple(_named(self.passed_over)) if waits is None else waits,
+            stages=tuple((p.stage, p.why.value) for p in self.passed_over if p.sequence_id is None),
+            expected_us=self.expected_us[0],
+        )
+
+
 class Decisions:
     """Told of every command of a core, it has something to say of some."""
 
@@ -130,44 +174,34 @@ class Decisions:
                 return self._measured(command, outcome, now_ns, core)
         return None
 
-    def skip(self, plan: Plan, core: Scheduler) -> None:
-        """A plan that nobody reads: blocks of the next are told since this one."""
+    def keep(
+        self, plan: Plan, passed_over: Iterable[PassedOver], now_ns: int, core: Scheduler
+    ) -> Kept:
+        """A plan that was made just now, of which somebody may ask later. Cheap: of each."""
         worker = core.workers[plan.worker_id]
-        self._counts[worker] = worker.kv.counts
+        rows = worker.running
+        return Kept(
+            unix_ns=now_ns,
+            plan=plan,
+            policy=self._policy,
+            spec=worker.spec,
+            passed_over=tuple(passed_over),
+            chunks=tuple([(rows[s].sequence_id, count) for s, count in plan.chunks if s in rows]),
+            joined=tuple([_request_id(rows.get(join.slot)) for join in plan.joins]),
+            blocks=self._blocks(worker),
+            expected_us=expected_of(plan, worker),
+        )
 
     def decided(
         self, plan: Plan, passed_over: Iterable[PassedOver], now_ns: int, core: Scheduler
     ) -> Decision:
         """What a plan was made of, just now."""
-        worker = core.workers[plan.worker_id]
-        spec, rows = worker.spec, worker.running
-        expected = self._expected.setdefault(worker, {})
+        kept = self.keep(plan, passed_over, now_ns, core)
+        expected = self._expected.setdefault(core.workers[plan.worker_id], {})
         if len(expected) == PLANS_MAX:
             del expected[next(iter(expected))]
-        expected[plan.plan_id] = expected_of(plan, worker)
-        named = [(rows[slot].sequence_id, count) for slot, count in plan.chunks if slot in rows]
-        return Decision(
-            unix_ns=now_ns,
-            worker_id=worker.id,
-            plan_id=plan.plan_id,
-            policy=self._policy,
-            lease_steps=plan.lease_steps,
-            decode_rows=plan.decode_rows,
-            chunks=tuple((one, count) for one, count in named if count),
-            sat_out=tuple(one for one, count in named if not count),
-            tokens=plan.chunk_tokens + plan.decode_rows * spec.slot_tokens_max,
-            budget=budget_of(plan, spec),
-            admitted=tuple(_admitted(plan, worker)),
-            preempted=tuple(
-                (one, NO_BLOCKS if why is None else why.value)
-                for one, why in zip(plan.preempted, whys_of(plan, passed_over), strict=True)
-            ),
-            blocks=self._blocks(worker),
-            waiting=plan.waiting,
-            waits=tuple(_waits(core, passed_over)),
-            stages=tuple((p.stage, p.why.value) for p in passed_over if p.sequence_id is None),
-            expected_us=expected[plan.plan_id][0],
-        )
+        expected[plan.plan_id] = kept.expected_us
+        return kept.decision(waits_of(core, kept.passed_over))
 
     def _blocks(self, worker: Worker) -> Blocks:
         counts = worker.kv.counts
@@ -213,21 +247,26 @@ def budget_of(plan: Plan, spec: WorkerSpec) -> int:
     return spec.mixed_budget if plan.decode_rows else spec.step_tokens_max
 
 
+def tokens_of(plan: Plan, spec: WorkerSpec) -> int:
+    """Of those, what it gives to somebody: a row that decodes may have several."""
+    return plan.chunk_tokens + plan.decode_rows * spec.slot_tokens_max
+
+
 def whys_of(plan: Plan, passed_over: Iterable[PassedOver]) -> Iterator[Why | None]:
     """Of those it preempts, one by one; None: for want of blocks."""
     whys = {p.sequence_id: p.why for p in passed_over if p.stage == "give_way"}
     return map(whys.get, plan.preempted)
 
 
-def _admitted(plan: Plan, worker: Worker) -> Iterator[Admitted]:
-    for join in plan.joins:
-        computed = join.num_computed_tokens // worker.spec.block_size
+def _admitted(plan: Plan, request_ids: Iterable[str], block_size: int) -> Iterator[Admitted]:
+    for join, request_id in zip(plan.joins, request_ids, strict=True):
+        computed = join.num_computed_tokens // block_size
         shared = (
             max(0, min(len(blocks), computed - skipped)) for skipped, blocks in join.block_tables
         )
         yield Admitted(
             sequence_id=join.sequence_id,
-            request_id=_request_id(worker.running.get(join.slot)),
+            request_id=request_id,
             slot=join.slot,
             tokens=len(join.tokens),
             cached_tokens=join.num_computed_tokens,
@@ -236,11 +275,22 @@ def _admitted(plan: Plan, worker: Worker) -> Iterator[Admitted]:
         )
 
 
-def _waits(core: Scheduler, passed_over: Iterable[PassedOver]) -> Iterator[Waits]:
+def waits_of(
+    core: Scheduler, passed_over: Iterable[PassedOver], count_max: int = WAITING_TOLD_MAX
+) -> tuple[Waits, ...]:
+    """Of the queue as it is, each with why it was not scheduled. Dear: about 2 us each."""
     whys = why_it_waits(passed_over)
-    for sequence in islice(core.waiting, WAITING_TOLD_MAX):
-        why, behind = whys(sequence)
-        yield Waits(sequence.sequence_id, sequence.live.request.id, why, behind)
+    return tuple(
+        Waits(sequence.sequence_id, sequence.live.request.id, *whys(sequence))
+        for sequence in islice(core.waiting, count_max)
+    )
+
+
+def _named(passed_over: Iterable[PassedOver]) -> Iterator[Waits]:
+    looks = (over for over in passed_over if over.stage in QUEUE_STAGES)
+    for over in islice(looks, WAITING_TOLD_MAX):
+        if over.sequence_id is not None:
+            yield Waits(over.sequence_id, "", over.why.value, None)
 
 
 def _request_id(sequence: Sequence | None) -> str:

@@ -368,7 +368,8 @@ class LeaderSession:
         samplings = [self._requests.sampling(join.sequence_id) for join in plan.joins]
         trace = ""
         if self._tracing is not None:
-            trace = self._tracing.planned(plan, now_ns, outcome.passed_over, self.core)
+            of = self._requests.traceparent
+            trace = self._tracing.planned(plan, now_ns, outcome.passed_over, self.core, of)
         most = self.core.workers[link.worker_id].spec.slot_tokens_max
         message = wire.plan_to_proto(
             plan, self._leader, samplings, slot_tokens_max=most, traceparent=trace

@@ -20,7 +20,7 @@ from kaiten.v1.worker_service_pb2 import StepResult, StepTimings
 from scheduler_svc.core.outcome import Event, PassedOver, Plan, RequestOver, StepTokens
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.types import Reason, SequenceId
-from scheduler_svc.decisions import Decision, Decisions
+from scheduler_svc.decisions import Decision, Decisions, Kept, Waits, waits_of
 from scheduler_svc.request_phases import phases_of
 from scheduler_svc.timeline import Phase, Track
 from service_kit import semconv
@@ -49,8 +49,12 @@ class Traced:
 
     plan: Plan
     context: SpanContext
-    # Of one that was to be traced when it was made.
-    decision: Decision | None = None
+    # Of whoever's prompt its first step computes, with or without a token.
+    chunked: Sequence[str] = ()
+    # Of what its decision is told once a step of it is traced; None where no core is.
+    kept: Kept | None = None
+    # And who waited, of one that was to be traced when it was made.
+    waits: tuple[Waits, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,21 +116,25 @@ class Tracing:
         now_ns: int,
         passed_over: Iterable[PassedOver] = (),
         core: Scheduler | None = None,
+        of: Callable[[SequenceId], str] = lambda _: "",
     ) -> str:
         """A plan is about to be sent; what the worker is told of its trace. `core`: as it is then,
-        for what of the decision is in no plan.
+        for what of the decision is in no plan. `of`: the traceparent of a sequence's request.
 
         The first plan of a stream says that the older ones are void.
         """
         if plan.plan_id == 1:
             self._plans.pop(plan.worker_id, None)
         context = minted(is_sampled=self._sampler.keeps(plan, now_ns))
-        decision = None
-        if core is not None and context.trace_flags.sampled:
-            decision = self._decisions.decided(plan, passed_over, now_ns, core)
-        elif core is not None:
-            self._decisions.skip(plan, core)
-        traced = Traced(plan=plan, context=context, decision=decision)
+        kept = waits = None
+        if core is not None:
+            kept = self._decisions.keep(plan, passed_over, now_ns, core)
+            if context.trace_flags.sampled:
+                # Dear: a slow step of any other tells of those alone who were looked at.
+                waits = waits_of(core, kept.passed_over, MEMBERS_TOLD_MAX)
+        chunks = () if kept is None else kept.chunks
+        chunked = [of(one) for one, count in chunks if count]
+        traced = Traced(plan=plan, context=context, chunked=chunked, kept=kept, waits=waits)
         self._plans.setdefault(plan.worker_id, deque()).append(traced)
         return traceparent_of(context)
 
@@ -150,16 +158,16 @@ class Tracing:
         is_sampled = traced.context.trace_flags.sampled
         if not is_sampled and result.timings.forward_us < SLOW_STEP_US:
             return
-        is_root = result.step == 0 or not is_sampled
+        members = [*map(of, tokens.sequence_ids)] if result.step == 0 or not is_sampled else []
+        if result.step == 0:
+            members += traced.chunked
         self._put(
             Iteration(
                 traced=traced,
                 step=result.step,
                 timings=result.timings,
                 finished=len(result.finished),
-                traceparents=[of(sequence_id) for sequence_id in tokens.sequence_ids]
-                if is_root
-                else (),
+                traceparents=members,
                 ended_ns=now_ns,
             )
         )
@@ -215,8 +223,12 @@ class Tracing:
         )
 
     def _decision(self, item: Iteration) -> dict[str, AttributeValue]:
-        plan, timings, decision = item.traced.plan, item.timings, item.traced.decision
-        told = {} if decision is None or item.step else attributes_of(decision)
+        plan, timings, is_first = item.traced.plan, item.timings, item.step == 0
+        told: dict[str, AttributeValue] = {}
+        # What a plan does at once is told of its first step alone, so that sums are right.
+        if is_first:
+            told["kaiten.rows.preempted"] = len(plan.preempted)
+            told["kaiten.preempted"] = [str(one) for one in plan.preempted[:MEMBERS_TOLD_MAX]]
         return {
             "kaiten.policy": self._policy,
             "kaiten.worker.id": plan.worker_id,
@@ -225,13 +237,10 @@ class Tracing:
             "kaiten.plan.lease_steps": plan.lease_steps,
             "kaiten.rows": timings.rows,
             "kaiten.rows.decode": plan.decode_rows,
-            "kaiten.rows.admitted": len(plan.joins) if item.step == 0 else 0,
+            "kaiten.rows.admitted": len(plan.joins) if is_first else 0,
             "kaiten.rows.finished": item.finished,
             "kaiten.tokens.computed": timings.tokens_computed,
-            "kaiten.tokens.chunks": plan.chunk_tokens if item.step == 0 else 0,
-            "kaiten.rows.preempted": len(plan.preempted),
-            "kaiten.preempted": [str(one) for one in plan.preempted[:MEMBERS_TOLD_MAX]],
-            "kaiten.blocks.allocated": len(plan.appends),
+            "kaiten.tokens.chunks": plan.chunk_tokens if is_first else 0,
             "kaiten.blocks.free": plan.blocks_free,
             "kaiten.queue.depth": plan.waiting,
             "kaiten.worker.wait_us": timings.wait_us,
@@ -239,6 +248,7 @@ class Tracing:
             "kaiten.worker.sample_us": timings.sample_us,
             "kaiten.worker.is_graph": timings.is_graph,
             **told,
+            **_decided(item),
         }
 
     def _phases(self, item: Ended) -> None:
@@ -273,12 +283,37 @@ class Tracing:
             )
 
 
-def attributes_of(decision: Decision) -> dict[str, AttributeValue]:
-    """What of a decision is in no plan, bounded; sequences by their ids."""
+def _decided(item: Iteration) -> dict[str, AttributeValue]:
+    """Of the decision, what there is to say of this step: a later one has the rest in its parent,
+    if that is traced.
+    """
+    traced, told = item.traced, dict[str, AttributeValue]()
+    if traced.kept is None:
+        return told
+    told["kaiten.step.expected_us"] = traced.kept.expected_us[item.step > 0]
+    if item.step == 0 or not traced.context.trace_flags.sampled:
+        decision = traced.kept.decision(traced.waits)
+        told |= _surroundings(decision)
+        if item.step == 0:
+            told |= _deeds(decision)
+    return told
+
+
+def _surroundings(decision: Decision) -> dict[str, AttributeValue]:
+    """What lasts for as long as the plan, bounded; sequences by their ids."""
+    waits = decision.waits[:MEMBERS_TOLD_MAX]
+    return {
+        "kaiten.budget.tokens": decision.budget,
+        "kaiten.stages": [f"{stage}: {why}" for stage, why in decision.stages],
+        "kaiten.not_scheduled": [f"{one.sequence_id}: {one.why}" for one in waits],
+    }
+
+
+def _deeds(decision: Decision) -> dict[str, AttributeValue]:
+    """What the first step alone does, and is in no plan."""
     blocks = decision.blocks
     most = MEMBERS_TOLD_MAX
     return {
-        "kaiten.budget.tokens": decision.budget,
         "kaiten.budget.left": decision.budget - decision.tokens,
         "kaiten.chunks": [f"{one}: {count}" for one, count in decision.chunks[:most]],
         "kaiten.sat_out": [str(one) for one in decision.sat_out[:most]],
@@ -292,9 +327,6 @@ def attributes_of(decision: Decision) -> dict[str, AttributeValue]:
         "kaiten.blocks.shared": blocks.shared,
         "kaiten.blocks.freed": blocks.freed,
         "kaiten.preempted.why": [f"{one}: {why}" for one, why in decision.preempted[:most]],
-        "kaiten.stages": [f"{stage}: {why}" for stage, why in decision.stages],
-        "kaiten.not_scheduled": [f"{one.sequence_id}: {one.why}" for one in decision.waits[:most]],
-        "kaiten.step.expected_us": decision.expected_us,
     }
 
 

@@ -7,7 +7,8 @@ to a whole stack with an OTLP receiver, at fewer per second than a gateway trace
 are those with all spans that theirs should have; `covered` is the share of a root span's time that
 its phases cover, of the requests that ended; `under_goal` how many are covered to less than 95 %,
 by the phase behind which most of the rest is; `links_right` are the first steps of traced
-iterations whose links are exactly the members that the journal's record of that step has.
+iterations whose links are exactly the rows that it computed: those that got a token by the
+journal's record of that step, and those whose prompt it went on with by a replay of its plan.
 
 Then the same work with a receiver that does not answer, and without one: how long it took, and how
 many spans were not even made.
@@ -18,6 +19,7 @@ import asyncio
 import random
 import re
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from statistics import median
@@ -29,6 +31,10 @@ from benchmarks.recording import record
 from benchmarks.serving.stack import Stack, serving
 from kaiten.local.ports import HeldPort
 from ledger.archive import entries
+from scheduler_svc.core.commands import Command
+from scheduler_svc.core.outcome import Outcome
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.replay import Skipped, replay_archive
 from tests.support.collector import Collector, collecting
 
 FLAGS: Final = ("--slots", "32", "--kv-blocks", "1024")
@@ -139,10 +145,26 @@ def covered(spans: Mapping[str, Any]) -> tuple[float, str]:
     return 1 - sum(hole_ns for hole_ns, _ in holes) / (end_ns - start_ns), max(holes)[1]
 
 
+def chunk_rows(archive: Path) -> Mapping[tuple[str, int], Iterable[int]]:
+    """Whose prompt the first step of a plan computed a part of, by worker and plan."""
+    found: dict[tuple[str, int], Iterable[int]] = defaultdict(tuple)
+
+    def told(_command: Command, outcome: Outcome, _now_ns: int, core: Scheduler) -> None:
+        if (plan := outcome.plan) is not None:
+            rows = core.workers[plan.worker_id].running
+            chunks = [rows[slot].sequence_id for slot, count in plan.chunks if count]
+            found[plan.worker_id, plan.plan_id] = chunks
+
+    for one in replay_archive(entries([archive]), told=told):
+        assert not isinstance(one, Skipped), one
+    return found
+
+
 def links(collector: Collector, archive: Path) -> tuple[int, int]:
     """First steps of traced iterations, and those of them whose links are the record's members."""
     traceparents: dict[int, str] = {}
     members: dict[tuple[str, int], set[str]] = {}
+    chunks = chunk_rows(archive)
     for entry in entries([archive]):
         if entry.HasField("request"):
             first, submit = entry.request.sequence_id, entry.request.submit
@@ -151,7 +173,8 @@ def links(collector: Collector, archive: Path) -> tuple[int, int]:
             step, ids = entry.record.step, entry.record.sequence_ids
             if step.step == 0:
                 key = (step.worker_id, step.plan_id)
-                members[key] = {traceparents[id].split("-")[2] for id in ids if traceparents[id]}
+                told_of = [traceparents[id] for id in (*ids, *chunks[key])]
+                members[key] = {each.split("-")[2] for each in told_of if each}
     total = right = 0
     for span in collector.named("kaiten.iteration"):
         told = {a.key: a.value for a in span.attributes}

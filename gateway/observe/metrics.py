@@ -4,7 +4,6 @@ The books balance at any time: accepted = ended + live. An end is what the clien
 of a request that outlived its client here, the scheduler counts. docs/operating.md lists it all.
 """
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,13 +14,12 @@ from typing import Any, Final
 from opentelemetry.context import Context
 from opentelemetry.metrics import Histogram, Meter
 
-from gateway.observe.tracing import Trace
+from gateway.observe.tracing import Trace, refusal_code
 from gateway.tenants import Tenant
 from gateway.values.generation_request import Ask, ChatPrompt
 from kaiten.v1.common_pb2 import FinishReason
 from service_kit import semconv
 from service_kit.errors import DeadlineExceeded, KaitenError
-from service_kit.grpc_errors import code_of
 from service_kit.metrics import exemplar, seen
 
 REQUEST_S: Final = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
@@ -184,13 +182,6 @@ def _seconds(meter: Meter, name: str, bounds: Sequence[float], what: str) -> His
     """One of the histograms that the GenAI semantic conventions name."""
     full = f"gen_ai.server.{name}"
     return meter.create_histogram(full, "s", what, explicit_bucket_boundaries_advisory=bounds)
-
-
-def refusal_code(error: BaseException) -> str:
-    """As gRPC names it."""
-    if isinstance(error, KaitenError):
-        return str(code_of(error).name)
-    return "CANCELLED" if isinstance(error, asyncio.CancelledError) else "INTERNAL"
 
 
 def _outcome(reasons: Sequence[FinishReason], error: BaseException | None, *, goes_on: bool) -> str:

@@ -7,7 +7,8 @@ from time import perf_counter_ns
 
 import structlog
 
-from gateway.observe.metrics import Visit, refusal_code
+from gateway.observe.metrics import Visit
+from gateway.observe.tracing import refusal_code
 from gateway.tenants import Tenant
 from gateway.values.generation_request import Ask
 from kaiten.v1.inference_service_pb2 import Done as DoneMessage

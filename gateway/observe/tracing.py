@@ -6,6 +6,7 @@ continued, and its wish not to be traced is kept, unless an accepted request is 
 somebody will ask about: failed, preempted, or late with its first token.
 """
 
+import asyncio
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -35,6 +36,7 @@ REQUESTS_PER_S: Final = 50
 FAILED: Final = frozenset(
     {FinishReason.FINISH_REASON_ERROR, FinishReason.FINISH_REASON_DEADLINE_EXCEEDED}
 )
+INTERNAL: Final = "INTERNAL"
 # Numbers that a client may give, as the conventions name them.
 _SAMPLING: Final = {
     "max_tokens": semconv.GEN_AI_REQUEST_MAX_TOKENS,
@@ -108,13 +110,18 @@ class Tracing:
 
     @contextmanager
     def opening(self, ask: Ask) -> Iterator[Trace]:
-        """Until the request is accepted, or refused: then this was all of it."""
+        """Until the request is accepted, or is not, be it that its client leaves: then this was all
+        of it.
+        """
         trace = self._begin(ask)
         try:
             yield trace
-        except KaitenError as error:
-            if trace.context is not None and trace.context.trace_flags.sampled:
-                self._put_root(trace, "refused", {}, error=str(code_of(error).name))
+        except BaseException as error:
+            code = refusal_code(error)
+            # A fault of ours is asked about whoever it met.
+            is_kept = trace.context is not None and trace.context.trace_flags.sampled
+            if self._spans is not None and (is_kept or code == INTERNAL):
+                self._put_root(trace, "refused", {}, error=code)
             raise
         trace.accepted_ns = time.time_ns()
 
@@ -205,6 +212,13 @@ class Tracing:
             },
             error=error,
         )
+
+
+def refusal_code(error: BaseException) -> str:
+    """Of a request that was not accepted, as gRPC names it: for spans, metrics and the log."""
+    if isinstance(error, KaitenError):
+        return str(code_of(error).name)
+    return "CANCELLED" if isinstance(error, asyncio.CancelledError) else INTERNAL
 
 
 def _asked(trace: Trace) -> dict[str, AttributeValue]:

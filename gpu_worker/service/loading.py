@@ -69,6 +69,8 @@ log = structlog.get_logger()
 
 # cuBLAS's of a further thread, with the workspace of a Hopper (32 MiB).
 _HANDLES_BYTES: Final = 64 << 20
+# More than the driver keeps of any recorded step: some kilobytes for each of its launches.
+_GRAPH_BYTES_MAX: Final = 64 << 20
 # Each takes some hundred megabytes of the host's memory.
 _COMPILERS_MAX: Final = 8
 
@@ -304,7 +306,8 @@ def measure_step(
     peaks = sum(peak_bytes(partial(compute, step), device) for step in (worst, largest))
     before_graph = outside_bytes(device)
     measured.record()
-    each_graph = max(0, outside_bytes(device) - before_graph)
+    # Another process may take memory just now, and its gigabyte would count once for each bucket.
+    each_graph = min(max(0, outside_bytes(device) - before_graph), _GRAPH_BYTES_MAX)
     return kept + peaks + each_graph * len(buckets) + _HANDLES_BYTES
 
 
@@ -379,6 +382,11 @@ def choose_kernels(asked: str, device: torch.device) -> None:
                 "auto, or --device cpu"
             )
         native.disable("not for GPUs")
+        if not jit.IS_INSTALLED:
+            raise ConfigError(
+                f"there are no kernels for {device}: Triton is not installed; pip install "
+                "'kaiten[gpu]', or take --device cpu"
+            )
         if (problem := jit.driver_problem()) is not None:
             raise ConfigError(
                 f"Triton cannot launch kernels on {device}: {problem}; install a C compiler and "

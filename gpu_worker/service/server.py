@@ -6,11 +6,9 @@ FAILED_PRECONDITION; the leader's next stream is a full resync.
 """
 
 import asyncio
-import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, Final
 
 import structlog
@@ -21,7 +19,7 @@ from gpu_worker.runner.engine import Engine
 from gpu_worker.service import wire
 from gpu_worker.service.gathering import Gathering
 from gpu_worker.service.metrics import Meters
-from gpu_worker.service.step_profile import CPU, STEPS_MAX, StepProfile
+from gpu_worker.service.step_profile import CPU, STEPS_MAX, Profiling
 from gpu_worker.service.tracing import StepTracing
 from kaiten.v1 import worker_service_pb2, worker_service_pb2_grpc
 from service_kit.errors import InvalidRequest, OutOfOrder, Overloaded, StaleLeader
@@ -31,9 +29,6 @@ log = structlog.get_logger()
 
 # A leader that does not read its results is cut off rather than remembered for.
 REPORTS_PENDING_MAX: Final = 4096
-
-# Of a trace, per message.
-PIECE_BYTES: Final = 1 << 20
 
 SERVICE_NAME: Final = "kaiten.v1.WorkerService"
 
@@ -124,8 +119,7 @@ class WorkerServicer(worker_service_pb2_grpc.WorkerServiceServicer):
         self._spans = spans
         self._description = description
         self._gather_s = gather_s
-        self._device = device
-        self._is_profiling = False
+        self._profiling = Profiling(engine, device)
         self._leader: Leader | None = None
         # Of the leader, as it says.
         self._cell = ""
@@ -158,38 +152,13 @@ class WorkerServicer(worker_service_pb2_grpc.WorkerServiceServicer):
     ) -> AsyncIterator[worker_service_pb2.ProfileResponse]:
         if not 1 <= request.steps <= STEPS_MAX:
             raise InvalidRequest("steps", f"must be 1 to {STEPS_MAX}, got {request.steps}")
-        if self._is_profiling:
-            raise Overloaded("a profile is being taken already", 1.0, 1)
-        self._is_profiling = True
-        try:
-            profile = await self._profiled(request.steps)
-            with tempfile.TemporaryDirectory(prefix="kaiten-") as folder:
-                path = Path(folder) / "trace.json.gz"
-                await asyncio.to_thread(profile.save, path)
-                with path.open("rb") as file:
-                    while piece := file.read(PIECE_BYTES):
-                        yield worker_service_pb2.ProfileResponse(piece=piece)
-        finally:
-            self._is_profiling = False
+        async for piece in self._profiling.pieces(request.steps):
+            yield worker_service_pb2.ProfileResponse(piece=piece)
 
     def end_stream(self) -> None:
         """End the leader's stream, if there is one: the worker goes away."""
         if self._stream is not None:
             self._stream.end(None)
-
-    async def _profiled(self, steps: int) -> StepProfile:
-        """Once it has all its steps; who goes away ends it with those it has."""
-        await asyncio.to_thread(StepProfile.prepare, self._device)
-        profile = StepProfile(steps, self._device)
-        log.info("profile.begun", steps=steps)
-        self._engine.profile(profile)
-        try:
-            await asyncio.wrap_future(profile.ended)
-        except asyncio.CancelledError:
-            self._engine.end_profile(profile)
-            raise
-        log.info("profile.ended", steps=steps)
-        return profile
 
     def _open(self, request: worker_service_pb2.ExecuteRequest) -> Stream:
         """Fence, end the older stream, and ask the engine for the batch."""

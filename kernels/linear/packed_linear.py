@@ -24,7 +24,6 @@ measured 2026-11-20, 768 -> 3072, 2 threads, GF/s packed / F.linear at 1, 16, 64
          81, 86; packed in float32 at 16, 64: 36, 58
 """
 
-import platform
 from collections.abc import Callable
 from functools import partial
 from typing import Final, Literal, cast
@@ -95,10 +94,11 @@ def is_fast(dtype: torch.dtype) -> bool:
     """Whether a CPU multiplies in this dtype by more than F.linear, which is tens of times slower
     in bfloat16 where the processor has no AVX-512.
 
-    On x86 oneDNN packs what the processor has products of; what it does elsewhere is timed.
+    oneDNN packs what the processor has no products of, too (ARM without bf16, AVX-512 without
+    BF16), so that is timed.
     """
     path = _paths_for(torch.empty(2, 2, dtype=dtype))[0]
-    if path != "packed" or platform.machine() == "x86_64":
+    if path != "packed":
         return path != "torch"
     return not probe.is_emulated(_packed_s(dtype), _packed_s(torch.float32))
 

@@ -59,6 +59,16 @@ def steps_of(trace: dict[str, Any]) -> list[dict[str, Any]]:
     return [event for event in trace["traceEvents"] if event.get("cat") == "step"]
 
 
+async def once_free(served: Served) -> bytes:
+    """Of one step, as soon as the profile before has come to its end."""
+    while True:
+        try:
+            return await pieces(served.stub.Profile(ProfileRequest(steps=1), timeout=WAIT_S))
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
+                raise
+
+
 async def begun(served: Served) -> None:
     await until(lambda: served.engine._profile is not None, "the profile")
 
@@ -92,10 +102,56 @@ async def test_one_at_a_time_and_who_goes_away_is_not_waited_for(served: Served)
     assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
     first.cancel()
     await until(lambda: served.engine._profile is None, "the end of the profile")
-    second = served.stub.Profile(ProfileRequest(steps=1), timeout=WAIT_S)
+    second = asyncio.create_task(once_free(served))
     await begun(served)
     await compute(stream)
-    assert steps_of(json.loads(gzip.decompress(await pieces(second))))
+    assert steps_of(json.loads(gzip.decompress(await second)))
+    assert not served.crashes
+
+
+async def test_who_leaves_at_once_and_asks_again_never_has_two_at_work(served: Served) -> None:
+    """Two sessions of torch's profiler at once kill the process: no call begins beside one that is
+    on its way, though whoever it was for has gone.
+    """
+    refused = 0
+    for _ in range(20):
+        call = served.stub.Profile(ProfileRequest(steps=5), timeout=WAIT_S)
+        reading = asyncio.ensure_future(call.read())
+        await asyncio.wait({reading}, timeout=0.02)
+        call.cancel()
+        await asyncio.wait({reading})
+        refused += not reading.cancelled() and reading.exception() is not None
+    assert refused
+    last = asyncio.create_task(once_free(served))
+    while not last.done():
+        await compute(await LeaderStream.open(served))
+    assert steps_of(json.loads(gzip.decompress(await last)))
+    assert not served.crashes
+
+
+async def test_a_profiler_that_refuses_is_told_and_the_steps_go_on(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop = torch.profiler.profile.stop
+
+    def refuse(_: object) -> None:
+        raise RuntimeError("no room for a trace")
+
+    def stop_and_refuse(profile: torch.profiler.profile) -> None:
+        stop(profile)
+        refuse(profile)
+
+    for call, refused in ("start", refuse), ("stop", stop_and_refuse):
+        with monkeypatch.context() as patched:
+            patched.setattr(StepProfile, "prepare", lambda _: None)
+            patched.setattr(torch.profiler.profile, call, refused)
+            asked = asyncio.create_task(
+                pieces(served.stub.Profile(ProfileRequest(steps=1), timeout=WAIT_S))
+            )
+            while not asked.done():
+                await compute(await LeaderStream.open(served))
+            with pytest.raises(grpc.aio.AioRpcError, match="refuses: no room for a trace"):
+                await asked
     assert not served.crashes
 
 

@@ -1,5 +1,7 @@
 """A request's root span: which are made, under which trace, and what they say."""
 
+import asyncio
+
 import pytest
 
 from gateway.observe.tracing import Trace, Tracing
@@ -115,13 +117,25 @@ def test_unwanted_roots_are_kept_where_somebody_will_ask(timings: Timings, is_ke
     assert len(seen.roots) == is_kept
 
 
-def test_a_refusal_has_its_code() -> None:
+@pytest.mark.parametrize(
+    ("error", "code", "is_always_kept"),
+    [
+        (InvalidRequest("n", "is wrong"), "INVALID_ARGUMENT", False),
+        (asyncio.CancelledError(), "CANCELLED", False),
+        (ZeroDivisionError(), "INTERNAL", True),
+    ],
+)
+def test_what_is_never_accepted_has_its_code(
+    error: BaseException, code: str, is_always_kept: bool
+) -> None:
+    """Refused, left by its client, or lost by a fault of ours."""
     seen = Seen()
-    ask = Ask(prompt=TextPrompt(text="x"), body_hash=b"")
-    with pytest.raises(InvalidRequest), seen.tracing.opening(ask):
-        raise InvalidRequest("n", "is wrong")
-    (root,) = seen.roots
-    assert root.attributes["error.type"] == "INVALID_ARGUMENT"
+    for traceparent in ("", UNWANTED):
+        ask = Ask(prompt=TextPrompt(text="x"), body_hash=b"", traceparent=traceparent)
+        with pytest.raises(type(error)), seen.tracing.opening(ask):
+            raise error
+    codes = [root.attributes["error.type"] for root in seen.roots]
+    assert codes == [code] * (1 + is_always_kept)
 
 
 def test_nothing_is_untold_between_the_last_token_and_its_delivery(

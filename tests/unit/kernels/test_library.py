@@ -26,6 +26,7 @@ STRUCTS = {
     "Layers": library._LAYERS,
     "LayerStep": library._LAYER_STEP,
     "Sample": library._SAMPLE,
+    "Mask": library._MASK,
 }
 KINDS = {"int64_t": "q", "int": "i", "float": "f", "bool": "?"}
 HEADER = (build.SOURCES / "kernels.h").read_text()

@@ -153,6 +153,25 @@ def test_one_that_does_not_load_is_told(prebuilt: Path, tmp_path: Path) -> None:
     assert "the prebuilt library does not load" in native.reason()
 
 
+def test_a_kept_one_that_does_not_load_is_made_anew(
+    is_compiled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_compiled:
+        pytest.skip(native.reason())
+    loaded, made = native.compiled().path, list[Path]()
+
+    def compile_to(target: Path, *_: object) -> None:
+        made.append(target)
+        target.write_bytes(b"cut short" if len(made) == 1 else Path(loaded).read_bytes())
+
+    monkeypatch.setattr(binaries, "PREBUILT", tmp_path / "nothing")
+    monkeypatch.setattr(binaries, "compile_to", compile_to)
+    native.disable("test")
+    assert native.build(tmp_path)
+    assert native.reason().startswith("compiled for ")
+    assert (len(made), len(set(made))) == (2, 1)
+
+
 def test_the_best_that_the_processor_has_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     needs = {variant.name: variant.needs for variant in binaries.X86}
     said: dict[str, set[str]] = {

@@ -28,6 +28,7 @@ sys.exit(failed)
 TESTS = (
     "linear/test_packed_linear",
     "linear/test_linear_int8",
+    "linear/test_linear_int4",
     "attention/test_paged_attention",
     "norms_rope/test_rowwise_kernels",
     "sampling/test_sample",

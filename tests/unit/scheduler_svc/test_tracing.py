@@ -68,7 +68,9 @@ def step(tracing: Tracing, *traceparents: str) -> str:
     return told
 
 
-def answer(tracing: Tracing, step: int, timings: StepTimings, *traceparents: str) -> None:
+def answer(
+    tracing: Tracing, step: int, timings: StepTimings, *traceparents: str, plan_id: int = 3
+) -> None:
     sequence_ids = list(range(len(traceparents)))
     tokens = StepTokens(
         slots=tuple(sequence_ids),
@@ -76,7 +78,7 @@ def answer(tracing: Tracing, step: int, timings: StepTimings, *traceparents: str
         positions=sequence_ids,
         tokens=tuple(sequence_ids),
     )
-    result = StepResult(plan_id=3, step=step, timings=timings)
+    result = StepResult(plan_id=plan_id, step=step, timings=timings)
     tracing.stepped("w1", result, tokens, lambda sequence_id: traceparents[sequence_id], 5_000_000)
 
 
@@ -126,17 +128,24 @@ async def test_an_iteration_says_who_was_not_scheduled_and_why(
     first = cell.submit(tuple(range(1, 31)), 10)
     plan = cell.must_plan()
     tracing.planned(plan, 0, (), cell.scheduler)
-    cell.step()
     tracing.planned(replace(plan, plan_id=2), 1, (), cell.scheduler)  # Not traced.
+    cell.step()
     cell.submit((*range(1, 13), 7, 8), 2)
     large = cell.submit(20, 2)
     outcome = cell.apply(MakePlan(worker_id="w1"))
     assert outcome.plan is not None
     told_plan = replace(outcome.plan, plan_id=3)
-    tracing.planned(told_plan, 10**9, outcome.passed_over, cell.scheduler)
+    tracing.planned(told_plan, 10**9, outcome.passed_over, cell.scheduler, lambda _: OTHER)
     answer(tracing, 0, StepTimings(forward_us=9, is_graph=True), TRACE)
-    await until(exporter.get_finished_spans, "a span")
-    (span,) = exporter.get_finished_spans()
+    # Not traced, but for its slow steps.
+    slow, late = replace(told_plan, plan_id=4), StepTimings(forward_us=2_000_000)
+    tracing.planned(slow, 10**9 + 1, outcome.passed_over, cell.scheduler, lambda _: OTHER)
+    for step in (0, 1, 2):
+        answer(tracing, step, TIMINGS if step == 1 else late, TRACE, plan_id=4)
+    await until(lambda: len(exporter.get_finished_spans()) == 3, "three spans")
+    span, first_slow, later = exporter.get_finished_spans()
+    members = [one.links for one in (span, first_slow, later)]
+    assert members == [[TRACE, OTHER]] * 2 + [[TRACE]], "whose prompt is computed is a member"
     found = span.attributes
     assert found["kaiten.not_scheduled"] == [f"{large}: {Why.BLOCKS.value}"]
     assert found["kaiten.admitted"] == [f"{first + 1}: 14 tokens, 12 cached"]
@@ -144,6 +153,13 @@ async def test_an_iteration_says_who_was_not_scheduled_and_why(
     assert found["kaiten.chunks"] == [f"{first + 1}: 2"]
     assert found["kaiten.budget.left"] == 72 - 3
     assert found["kaiten.worker.is_graph"] is True
+    whole, part = set(found), set(later.attributes)
+    assert set(first_slow.attributes) == whole
+    assert first_slow.attributes["kaiten.not_scheduled"] == found["kaiten.not_scheduled"]
+    assert later.attributes["kaiten.not_scheduled"] == found["kaiten.not_scheduled"]
+    assert {name for name in whole - part if name.startswith("kaiten.blocks")} == {
+        f"kaiten.blocks.{deed}" for deed in ("allocated", "evicted", "shared", "freed")
+    }
 
 
 async def test_the_phases_of_a_request_follow_each_other_below_its_span(
@@ -200,6 +216,8 @@ async def test_later_steps_are_children_with_the_ids_that_the_worker_counts_on(
     assert second.parent == first.context
     assert int(ids(second)[1], 16) == int(ids(first)[1], 16) + 1
     assert not second.links
+    assert first.attributes["kaiten.rows.preempted"] == 1
+    assert not {"kaiten.rows.preempted", "kaiten.preempted"} & second.attributes.keys(), "once"
 
 
 async def test_every_member_of_a_large_batch_is_linked(

@@ -29,7 +29,7 @@ class Memory:
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.kept, self.peak, self.drivers = 1000, 0, 5000
+        self.kept, self.peak, self.drivers, self.each_graph = 1000, 0, 5000, 7
         self.steps: list[StepInputs] = []
         monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: self.kept)
         monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: self.peak)
@@ -44,7 +44,7 @@ class Memory:
 
         def recorded(device: GraphRunner, *given: Any) -> None:
             record(device, *given)
-            self.drivers += 7
+            self.drivers += self.each_graph
 
         def built(device: GraphRunner, *given: object, **named: object) -> None:
             build(device, *given, **named)  # type: ignore[arg-type]
@@ -71,17 +71,21 @@ def reference_path() -> Iterator[None]:
     dispatch.force(None)
 
 
+@pytest.mark.parametrize("neighbour", [0, 1 << 30])
 def test_what_is_kept_the_worst_step_and_recorded_ones_count(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    neighbour: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Another process that takes its memory meanwhile counts for no more than a step may."""
     folder = write_random_model(tmp_path / "tiny", seed=3)
     settings = WorkerSettings(model=str(folder), slots=3, step_tokens=40, block_size=4)
     config = read_config(folder)
     with Checkpoint(folder) as checkpoint:
         weights = load_weights(checkpoint, config, dtype=torch.float32, device=CPU)
     memory = Memory(monkeypatch)
+    memory.each_graph += neighbour
     taken = loading.measure_step(settings, config, weights, torch.float32, None, CpuStreams())
-    graphs = 7 * len(buckets_of(memory.limits))
+    each_graph = loading._GRAPH_BYTES_MAX if neighbour else 7
+    graphs = each_graph * len(buckets_of(memory.limits))
     assert taken == 300 + 2 * settings.step_tokens + graphs + loading._HANDLES_BYTES
     worst, recorded = memory.steps[0], memory.steps[-1]
     assert (worst.context_lengths == CONTEXT).all()

@@ -92,6 +92,8 @@ SIZES = BatchSizes(slots=256, step_tokens=8192, block_size=16)
         ("--slots 1024", (1024, 8192, 16), (1024, 2048, 16)),
         ("--step-tokens 512", (256, 512, 16), (64, 512, 16)),
         ("--step-tokens 256", (128, 256, 16), (64, 256, 16)),
+        ("--step-tokens 48", (24, 48, 16), (24, 48, 16)),
+        ("--step-tokens 2", (1, 2, 16), (1, 2, 16)),
         ("--slots 4 --step-tokens 64 --block-size 32", (4, 64, 32), (4, 64, 32)),
     ],
 )

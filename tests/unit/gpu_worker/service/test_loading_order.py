@@ -1,5 +1,6 @@
 """What a worker looks at first when it starts."""
 
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -170,6 +171,19 @@ def test_nothing_is_compiled_for_the_cpu_of_a_gpu_worker(monkeypatch: pytest.Mon
     assert not native.available()
     with pytest.raises(ConfigError, match="--native on is for CPUs, on cuda:0"):
         choose_kernels("on", GPU)
+
+
+def test_a_gpu_without_triton_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a CPU's worker beside such a GPU imports what it needs without it."""
+    monkeypatch.setattr(native, "_state", native._State())
+    monkeypatch.setattr(jit, "IS_INSTALLED", False)
+    with pytest.raises(ConfigError, match=r"not installed; pip install 'kaiten\[gpu\]', or take"):
+        choose_kernels("auto", GPU)
+    beside_a_gpu = (
+        "import sys, torch; sys.modules['triton'] = None; torch.cuda.is_available = lambda: True; "
+        "import gpu_worker.service.loading; from kernels import jit; assert not jit.IS_THERE"
+    )
+    subprocess.run([sys.executable, "-c", beside_a_gpu], check=True)
 
 
 def test_kernels_of_chosen_instructions_or_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
