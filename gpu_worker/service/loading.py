@@ -108,7 +108,7 @@ class PhaseTimer:
     """Milliseconds by phase, in the order in which they ended."""
 
     phases_ms: dict[str, int] = field(default_factory=dict)
-    running: str = ""
+    running: str = "device"
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:

@@ -19,7 +19,7 @@ _REASON_MAX: Final = 300
 
 @contextmanager
 def in_sentences(phase: Callable[[], str]) -> Iterator[None]:
-    """Inside, what a GPU, its driver and Triton say is a ConfigError that says what to change.
+    """Inside, what memory, a GPU, its driver and Triton say is a ConfigError: what to change.
 
     `phase` is the one that runs. Where it was said is in the log, at level debug.
     """
@@ -41,6 +41,11 @@ def _sentence_of(error: Exception, phase: str) -> str | None:
             f"the GPU's memory is full while the worker starts (phase {phase}); lower "
             "--gpu-memory-share, --step-tokens or --slots, take a smaller model or a larger "
             "device, or end what else uses it"
+        )
+    if isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error):
+        return (
+            f"this machine's memory is full while the worker starts (phase {phase}); take a "
+            "smaller model or --weight-dtype int8, lower --kv-memory-mb, or end what else uses it"
         )
     # What was only waited for, `device_streams.losing` calls lost, of the same words.
     cause = error.__cause__ if isinstance(error, DeviceLost) and error.__cause__ else error

@@ -69,12 +69,16 @@ def explain(
     """Print it; the exit code."""
     try:
         response = found_by(address, tls, request_id, tenant, api_key)
-    except ApiError as error:
+    except NotFoundError as error:
+        if (archived := _of_cells_archive(address, tls, request_id, tenant, api_key)) is not None:
+            _show(request_id, archived, as_json=as_json)
+            return 0
         code = complain(error, address)
-        if isinstance(error, NotFoundError):
-            hint = from_archive(request_id, tenant)
-            sys.stderr.write(f"of long ago, or of a dead leader: {hint}\n")
+        hint = from_archive(request_id, tenant)
+        sys.stderr.write(f"of long ago, or of a dead leader: {hint}\n")
         return code
+    except ApiError as error:
+        return complain(error, address)
     _show(request_id, response, as_json=as_json, more=hints(request_id, tenant, response))
     return 0
 
@@ -117,25 +121,50 @@ def explain_archived(
     are named as they are, all else is an address.
     """
     packages.require("scheduler")
-    command = [*services.command(services.REPLAY), "explain"]
-    folders = [name for name in archives if Path(name).is_dir()]
-    for name in archives:
-        command += [] if name in folders else ["--address", name]
-    command += [] if api_key_file is None else ["--api-key-file", str(api_key_file)]
-    bare = [request_id.removeprefix(p) for p in PREFIXES if request_id.startswith(p)]
-    for id in (request_id, *bare):
-        asked_for = [*command, f"{tenant or DEFAULT_TENANT}:{id}", *folders]
-        done = subprocess.run(
-            asked_for, capture_output=True, text=True, env=os.environ | services.environ()
-        )
-        if done.returncode != NOT_FOUND:
-            break
+    flags = [] if api_key_file is None else ["--api-key-file", str(api_key_file)]
+    done = _replayed(archives, request_id, tenant, flags)
     # Not of an id that it was not: that it is not there would be half of the truth.
     sys.stderr.write(done.stderr)
     if done.returncode == 0:
-        told = Parse(done.stdout, ExplainResponse())
-        _show(request_id, told, as_json=as_json)
+        _show(request_id, Parse(done.stdout, ExplainResponse()), as_json=as_json)
     return done.returncode
+
+
+def _of_cells_archive(
+    address: str, tls: TLS | None, request_id: str, tenant: str, api_key: str | None
+) -> ExplainResponse | None:
+    """As the archives of the cell's schedulers tell it, through its gateway. None: they are not for
+    who asks, or know nothing of it; or what it takes is not here.
+    """
+    if tls is not None or any(packages.version_of(name) is None for name in packages.SCHEDULER):
+        return None
+    sys.stderr.write("the cell knows nothing of it any more; its archives are read\n")
+    # Nobody sees it in a list of processes, nor on a disk.
+    flags = ["--api-key-file", "/dev/stdin"] if api_key else []
+    done = _replayed([address], request_id, tenant, flags, stdin=api_key or "")
+    return Parse(done.stdout, ExplainResponse()) if done.returncode == 0 else None
+
+
+def _replayed(
+    archives: Sequence[str],
+    request_id: str,
+    tenant: str,
+    flags: Sequence[str] = (),
+    stdin: str = "",
+) -> subprocess.CompletedProcess[str]:
+    """By the id as answers carry it, or as it is; what the last of these said."""
+    command = [*services.command(services.REPLAY), "explain", *flags]
+    folders = [name for name in archives if Path(name).is_dir()]
+    for name in archives:
+        command += [] if name in folders else ["--address", name]
+    bare = [request_id.removeprefix(p) for p in PREFIXES if request_id.startswith(p)]
+    for id in (request_id, *bare):
+        asked_for = [*command, f"{tenant or DEFAULT_TENANT}:{id}", *folders]
+        environ = os.environ | services.environ()
+        done = subprocess.run(asked_for, input=stdin, capture_output=True, text=True, env=environ)
+        if done.returncode != NOT_FOUND:
+            break
+    return done
 
 
 def found_by(

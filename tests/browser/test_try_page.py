@@ -1,16 +1,21 @@
 """`/` in a real browser: a person who chats, stops, sets, reloads, and has only a keyboard."""
 
+import asyncio
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 
+from kaiten.client import Client
+from tests.support.answers import until
 from tests.support.browser import CHROMIUM
 from tests.support.tab import Tab, tab
-from tests.support.whole_stack import WholeStack
+from tests.support.whole_stack import WORKER_FLAGS, Door, WholeStack
 
 pytestmark = [
     pytest.mark.browser,
@@ -18,6 +23,18 @@ pytestmark = [
 ]
 IDLE = "!document.getElementById('send').hidden"
 LAST = "document.querySelector('#log article:last-child')"
+NOTE = f"{LAST}.querySelector('small').textContent"
+PROBLEM = "document.getElementById('problem').textContent"
+WAITS = r"/^place \d+ in the queue: ./"
+BUSY = """(() => {
+  const log = document.getElementById("log");
+  window.heard = [];
+  new MutationObserver(() => {
+    if (document.getElementById("send").hidden && log.querySelector(".assistant p")?.textContent)
+      heard.push(log.ariaBusy);
+  }).observe(log, {subtree: true, childList: true});
+})()"""
+TURNS = "JSON.parse(sessionStorage.kaiten).turns"
 
 
 @pytest.fixture
@@ -33,8 +50,21 @@ async def said(page: Tab, text: str) -> str:
     """The answer, whole."""
     await page.type(text)
     await page.press("Enter")
-    await page.until(f"{IDLE} && /tokens/.test({LAST}?.querySelector('small').textContent)")
+    await ended(page)
     return str(await page.look(f"{LAST}.querySelector('p').textContent"))
+
+
+async def ended(page: Tab) -> None:
+    await page.until(f"{IDLE} && /tokens/.test({LAST}?.querySelector('small').textContent)")
+
+
+async def before(page: Tab) -> list[str]:
+    """What the last answer is an answer to, as the gateway has it."""
+    items = await page.look(
+        f"fetch(`/v1/responses/${{{TURNS}.at(-1).id}}/input_items?order=asc`)"
+        ".then((reply) => reply.json())"
+    )
+    return [each["content"][0]["text"] for each in items["data"]]
 
 
 async def set_to(page: Tab, **values: str) -> None:
@@ -47,25 +77,56 @@ async def set_to(page: Tab, **values: str) -> None:
 
 async def test_a_conversation_by_keyboard(page: Tab, tmp_path: Path) -> None:
     assert await page.look("document.activeElement.id") == "prompt"
-    await set_to(page, temperature="0", max_output_tokens="12")
+    await tab_to(page, "SUMMARY")
+    await page.press("Enter")
+    for name, value in (("temperature", "0"), ("max_output_tokens", "12")):
+        await tab_to(page, name)
+        await page.type(value)
+    await tab_to(page, "prompt", shift=True)
+    await page.look(BUSY)
     first = await said(page, "Hello!")
     assert first
+    # Each piece of an answer came while a reader is not to tell of it.
+    assert await page.look("[...new Set(heard)].join()") == "true"
+    assert await page.look("document.getElementById('log').ariaBusy") == "false"
     assert await page.look("document.getElementById('prompt').value") == ""
     assert await page.look("document.activeElement.id") == "prompt"
     second = await said(page, "And now?")
     assert await page.look("document.querySelectorAll('#log article').length") == 4
     # The conversation is one: alone the question has another answer, or another length of prompt.
-    ids = await page.look(
-        "JSON.parse(sessionStorage.kaiten).turns.filter((turn) => turn.id).map((turn) => turn.id)"
-    )
-    items = await page.look(
-        f"fetch('/v1/responses/{ids[1]}/input_items?order=asc').then((reply) => reply.json())"
-    )
-    assert [each["content"][0]["text"] for each in items["data"]] == ["Hello!", first, "And now?"]
+    assert await before(page) == ["Hello!", first, "And now?"]
     assert second
     await page.go(await page.look("location.href"))
     await page.until("document.querySelectorAll('#log article').length === 4")
     assert await page.look(f"{LAST}.querySelector('p').textContent") == second
+    # What is copied asks the same, conversation and all.
+    for button, program in (("python", sys.executable), ("curl", "bash")):
+        await page.look(f"document.getElementById('{button}').click()")
+        await page.until(f"document.getElementById('{button}').dataset.copied")
+        copied = await page.look(f"document.getElementById('{button}').dataset.copied")
+        assert second in await output(program, copied)
+        await set_to(page, key="any")
+
+
+async def tab_to(page: Tab, name: str, *, shift: bool = False) -> None:
+    """From one control to the next, as far as the one with this id, or this tag."""
+    for _ in range(20):
+        if name in await page.look("[document.activeElement.id, document.activeElement.tagName]"):
+            return
+        await page.press("Tab", shift=shift)
+    raise AssertionError(f"no way leads to {name}")
+
+
+async def output(program: str, text: str) -> str:
+    """What a program prints that is given this text."""
+    process = await asyncio.create_subprocess_exec(
+        *(program, "-c", text),
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "KAITEN_API_KEY": "any"},
+    )
+    out, _ = await process.communicate()
+    assert process.returncode == 0
+    return out.decode()
 
 
 @contextmanager
@@ -81,45 +142,155 @@ def frozen(stack: WholeStack) -> Iterator[None]:
 async def asked(page: Tab) -> None:
     await page.type("Tell me about soup.")
     await page.press("Enter")
-    await page.until("JSON.parse(sessionStorage.kaiten).turns.at(-1)?.id")
+    await page.until(f"!document.getElementById('stop').hidden && {TURNS}.at(-1)?.id")
+
+
+async def assert_whole(page: Tab, http: str) -> None:
+    """The last answer has come, and as the gateway has it."""
+    await ended(page)
+    turn = await page.look(f"{TURNS}.at(-1)")
+    async with httpx.AsyncClient(base_url=http, timeout=60) as client:
+        whole = (await client.get(f"/v1/responses/{turn['id']}")).json()
+    assert turn["text"] == whole["output"][0]["content"][0]["text"] != ""
 
 
 async def test_an_answer_goes_on_after_a_reload(page: Tab, whole_stack: WholeStack) -> None:
     with frozen(whole_stack):
         await asked(page)
+        await page.until(f"{TURNS}.at(-1).seen > 0")
         await page.reload()
         await page.until("document.querySelectorAll('#log article').length === 2")
         assert await page.look(f"{LAST}.querySelector('p').textContent") == ""
-    await page.until(f"{IDLE} && /tokens/.test({LAST}?.querySelector('small').textContent)")
-    turn = await page.look("JSON.parse(sessionStorage.kaiten).turns.at(-1)")
-    whole = await page.look(f"fetch('/v1/responses/{turn['id']}').then((reply) => reply.json())")
-    assert turn["text"] == whole["output"][0]["content"][0]["text"] != ""
+    await assert_whole(page, whole_stack.door.http)
 
 
-async def test_an_answer_is_stopped(page: Tab, whole_stack: WholeStack) -> None:
-    with frozen(whole_stack):
+@pytest.fixture
+def own_door(whole_stack: WholeStack) -> Iterator[Door]:
+    """A gateway that may be ended."""
+    door = whole_stack.add_gateway(drain_s=0.2)
+    try:
+        door.process.start()
+        door.wait_ready()
+        yield door
+    finally:
+        whole_stack.retire(door)
+
+
+async def test_an_answer_outlives_its_gateway(
+    own_door: Door, whole_stack: WholeStack, tmp_path: Path
+) -> None:
+    async with tab(tmp_path / "profile", f"{own_door.http}/") as page:
+        # Ended in order it says so to who listens: that is no end of the answer.
+        with frozen(whole_stack):
+            await asked(page)
+            await page.until(f"{TURNS}.at(-1).seen > 0")
+            own_door.process.send(signal.SIGTERM)
+            await page.until(f"{NOTE} === 'reconnecting'")
+            assert await asyncio.to_thread(own_door.process.join) == 0
+            own_door.process.start()
+            await asyncio.to_thread(own_door.wait_ready)
+        await assert_whole(page, own_door.http)
+        # Whether a question arrives nobody knows: it is asked again, and is the same.
+        await page.offline(is_off=True)
         await asked(page)
-        await page.look("document.getElementById('stop').focus()")
-        await page.press("Enter")
-        await page.until(IDLE)
-    note = await page.look(f"{LAST}.querySelector('small').textContent")
-    assert note == "0 tokens · stopped"
+        await page.until(f"{NOTE} === 'reconnecting'")
+        await page.offline(is_off=False)
+        await assert_whole(page, own_door.http)
+        own_door.process.send(signal.SIGSTOP)
+        await asked(page)
+        left = asyncio.create_task(page.reload())
+        own_door.process.send(signal.SIGCONT)
+        await left
+        await assert_whole(page, own_door.http)
+        # A stop is one as soon as it is asked for; what arrives all the same is ended.
+        with frozen(whole_stack):
+            own_door.process.send(signal.SIGSTOP)
+            await asked(page)
+            await stopped(page)
+            assert await page.look(NOTE) == "stopped"
+            id = await page.look(f"{TURNS}.at(-1).id")
+            own_door.process.send(signal.SIGCONT)
+            async with httpx.AsyncClient(base_url=own_door.http, timeout=60) as client:
+
+                async def is_cancelled() -> bool:
+                    reply = (await client.get(f"/v1/responses/{id}")).json()
+                    return bool(reply.get("status") == "cancelled")
+
+                await until(is_cancelled, "what was stopped has ended")
+        assert await said(page, "Hello!")
 
 
-async def test_what_is_wrong_is_said_and_the_next_one_is_fine(page: Tab) -> None:
+async def stopped(page: Tab) -> None:
+    """By keyboard."""
+    await page.look("document.getElementById('stop').focus()")
+    await page.press("Enter")
+    await page.until(IDLE)
+
+
+@contextmanager
+def full(stack: WholeStack) -> Iterator[None]:
+    """Every slot is taken until the end of the block."""
+    with Client(stack.door.grpc) as client:
+        slots = range(int(str(WORKER_FLAGS["slots"])))
+        ids = [client.submit("The chef", max_tokens=256, ignore_eos=True) for _ in slots]
+        try:
+            yield
+        finally:
+            for id in ids:
+                client.cancel(id)
+
+
+async def test_an_answer_that_waits_says_so_and_is_stopped(
+    page: Tab, whole_stack: WholeStack
+) -> None:
+    with frozen(whole_stack), full(whole_stack):
+        await asked(page)
+        await page.until(f"{WAITS}.test({NOTE})")
+        await page.reload()
+        await page.look(f"{LAST}.querySelector('small').textContent = ''")
+        await page.until(f"{WAITS}.test({NOTE})")
+        await stopped(page)
+    assert await page.look(NOTE) == "0 tokens · stopped"
+    # A cell whose worker is silent for long is not ready, and says so.
+    page.troubles = [each for each in page.troubles if not each.endswith("/ready")]
+
+
+async def test_what_is_wrong_is_said_and_the_next_one_is_fine(
+    page: Tab, whole_stack: WholeStack
+) -> None:
     await set_to(page, temperature="7")
     await page.type("Hello!")
     await page.press("Enter")
-    await page.until("document.getElementById('problem').textContent")
-    told = await page.look("document.getElementById('problem').textContent")
+    await page.until(PROBLEM)
+    told = await page.look(PROBLEM)
     assert told.startswith("temperature: must be a number in [0, 2]"), told
     assert page.troubles.pop().startswith("Failed to load resource")
     await set_to(page, temperature="0", max_output_tokens="4")
     assert await said(page, "Hello!")
-    assert await page.look("document.getElementById('problem').textContent") == ""
-    for button, word in (("curl", "curl http"), ("python", "client.responses.create")):
-        await page.look(f"document.getElementById('{button}').click()")
-        assert word in await page.look(f"document.getElementById('{button}').dataset.copied")
+    assert await page.look(PROBLEM) == ""
+
+
+async def test_a_conversation_goes_on_after_an_answer_that_failed_or_is_kept_no_more(
+    page: Tab, whole_stack: WholeStack
+) -> None:
+    await set_to(page, temperature="0", max_output_tokens="4")
+    first = await said(page, "Hello!")
+    with frozen(whole_stack):
+        # As a proxy may add it; of the page no request has a deadline.
+        await page.look(
+            "window.plain = window.fetch, void (window.fetch = (path, options) => plain(path,"
+            " {...options, headers: {...options?.headers, 'x-request-timeout-s': '0.1'}}))"
+        )
+        assert await said(page, "Tell me about soup.") == ""
+    assert "time" in await page.look(PROBLEM)
+    await page.look("void (window.fetch = plain)")
+    second = await said(page, "And now?")
+    assert await before(page) == ["Hello!", first, "And now?"]
+    await page.look(f"fetch(`/v1/responses/${{{TURNS}.at(-1).id}}`, {{method: 'DELETE'}})")
+    assert await said(page, "And then?")
+    assert await before(page) == ["Hello!", first, "And now?", second, "And then?"]
+    assert page.troubles.pop().startswith("Failed to load resource")
+    assert await page.look(PROBLEM) == ""
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -263,6 +263,14 @@ async def test_an_operator_sees_every_leader_and_archive_through_a_gateway(tmp_p
         await until(is_whole, "both archives, merged")
         read = ("archive", "cat", "--address", gateway, "--api-key-file", str(key))
         _, said, _ = await kaiten(*read)
+        # The leader does not know it any more, and they do.
+        for flags, code, word in (
+            (("--tenant", "default", "--api-key-file", str(key)), 0, "ended: length"),
+            (("--tenant", "default"), 0, "ended: length"),
+            (("--tenant", "acme"), 1, "kaiten explain 0 --tenant acme --archive .kaiten"),
+        ):
+            explained = await kaiten("explain", "0", "--address", gateway, *flags)
+            assert (explained[0], word in "".join(explained[1:])) == (code, True), explained
         told = [json.loads(line) for line in said.splitlines()]
         headers = [entry["header"]["epoch"] for entry in told if "header" in entry]
         assert headers == [str(part.epoch) for part in segments(folders)]
@@ -289,6 +297,8 @@ async def test_the_command_shows_the_cell(tmp_path: Path) -> None:
         assert waits.startswith("waiting 1  waiting  default:1/0 ")
         code, said, _ = await kaiten("watch", "--once", "--json", "--address", gateway)
         assert (code, json.loads(said)["is_snapshot"]) == (0, True)
+        code, said, complained = await kaiten("explain", "0", "--address", gateway)
+        assert (code, complained) == (0, "")
 
 
 async def test_who_asks_why_is_told_while_the_store_does_not_answer(tmp_path: Path) -> None:

@@ -110,6 +110,7 @@ class Tab:
         await self._call("Emulation.setEmulatedMedia", features=wanted)
 
     async def offline(self, *, is_off: bool) -> None:
+        await self._call("Network.enable")
         limits = {"latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
         await self._call("Network.emulateNetworkConditions", offline=is_off, **limits)
 

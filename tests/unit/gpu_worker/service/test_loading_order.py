@@ -140,6 +140,15 @@ def in_warm_up(monkeypatch: pytest.MonkeyPatch, run: Callable[[], object]) -> No
     load(WorkerSettings(model="m"))
 
 
+def test_a_machine_without_memory_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch says it, of more than any address space has."""
+    said = (
+        r"machine's memory is full .*\(phase warm_up\); take a smaller model or --weight-dtype int8"
+    )
+    with pytest.raises(ConfigError, match=said):
+        in_warm_up(monkeypatch, lambda: torch.empty(1 << 60))
+
+
 def test_a_gpu_that_is_lost_at_the_start_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the host waits for it, as at the end of each recording."""
 
