@@ -196,7 +196,7 @@ def test_what_is_deleted_or_not_stored_is_found_by_nobody(client: OpenAI) -> Non
     assert passing.output_text == stored.output_text
     live = client.responses.create(**LONG, input="Hello!", background=True)
     client.responses.delete(live.id)
-    rule = r"kept for \d+ s at most \(--result-ttl-s\), .*; with store: false none is"
+    rule = r"kept for \d+ s .*, stored responses for \d+ s .*; with store: false none is"
     for gone in (stored, passing, live):
         for ask in (
             client.responses.retrieve,
