@@ -38,7 +38,7 @@ async def test_notes_count_among_the_bytes_of_results(redis_url: str, cell: str)
         for id, note in (("plain", b""), ("noted", b"n" * 5000)):
             submitted = await ledger.submit(submit_record(id), b"h", note=note)
             await leader.finish(id, submitted.sequence_id)
-            load: dict[Any, bytes] = await client.hgetall(ledger.keys.load)
+            load: Any = await client.hgetall(ledger.keys.load)
             stored = [load[each] for each in load if each.startswith((b"results:", b"noted:"))]
             counts.append(sum(int(each.split()[1]) for each in stored if b" " in each))
     plain, both = counts
