@@ -17,6 +17,8 @@ from kernels.cpp import build as binaries
 from kernels.cpp.library import Library
 
 TIMED: Final = "timed"
+# Relative: of bf16 one rounding of a result.
+_CHECKED: Final = ((torch.float32, 1e-5), (torch.bfloat16, 2**-7))
 _THE_BEST: Final = "the best that this processor has"
 
 
@@ -167,15 +169,21 @@ def _compiled(variant: binaries.Variant, cache_dir: Path | None) -> Library:
 
 
 def _check(library: Library) -> None:
-    """A binary that loads may still be wrong for this machine: let it compute something known."""
-    ones = torch.ones(3, 40)
-    computed = [library.rms_norm(ones, torch.ones(40), 0.0), _attended(library, ones)]
-    if library.has_linear(ones):
-        packed = torch.empty(library.packed_shape(ones))
-        library.pack_linear(ones, packed)
-        computed.append(library.linear(ones / 40, packed, None, 3))
-    if not all(torch.allclose(found, torch.ones(1)) for found in computed):
-        raise RuntimeError("the compiled kernels gave a wrong result")
+    """A binary that loads may still be wrong for this machine: let it compute something known, in
+    both dtypes, as each may take instructions of its own.
+    """
+    for dtype, tolerance in _CHECKED:
+        ones = torch.ones(3, 40, dtype=dtype)
+        computed = [(library.rms_norm(ones, ones[0], 0.0), ones), (_attended(library, ones), ones)]
+        if library.has_linear(ones):
+            ramp = torch.linspace(-1, 1, 120).view(3, 40).to(dtype)
+            packed = torch.empty(library.packed_shape(ramp), dtype=dtype)
+            library.pack_linear(ramp, packed)
+            known = ramp.float() @ ramp.float().T
+            computed.append((library.linear(ramp, packed, None, 3), known))
+        for found, expected in computed:
+            if not torch.allclose(found.flatten().float(), expected.flatten().float(), tolerance):
+                raise RuntimeError("the compiled kernels gave a wrong result")
 
 
 def _attended(library: Library, ones: Tensor) -> Tensor:

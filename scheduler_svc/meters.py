@@ -1,7 +1,7 @@
 """What a scheduler counts. docs/operating.md says what each metric means.
 
 Counters and gauges are plain numbers that a step changes and a scrape reads; only histograms are
-recorded, two per step and four per request. The books balance at any time:
+recorded, two per step and seven per request. The books balance at any time:
 requests taken in = requests that ended + requests handed over + requests live.
 """
 
@@ -18,6 +18,7 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.types import Reason, SequenceId, WorkerSpec
 from scheduler_svc.core.workers import Worker
 from scheduler_svc.load import NO_LOAD, Load, WorkerLoad, kv_share
+from scheduler_svc.tracing import is_asked_about
 from service_kit.metrics import NO_METER, Number, exemplar, seen
 from service_kit.telemetry import context_of
 
@@ -31,6 +32,7 @@ HISTOGRAMS: Final = {
     "request_queue_time": ("s", REQUEST_S, "accepted to admitted"),
     "request_prefill_time": ("s", REQUEST_S, "admitted to first token"),
     "request_decode_time": ("s", REQUEST_S, "first token to the end"),
+    "request_inference_time": ("s", REQUEST_S, "admitted to the end"),
     "e2e_request_latency": ("s", REQUEST_S, "accepted to the end"),
     "request_prompt_tokens": ("", TOKENS, "prompt tokens of a request that ended"),
     "request_generation_tokens": ("", TOKENS, "output tokens of one, of all its choices"),
@@ -189,11 +191,13 @@ class Meters:
         weight = OUTPUT_WEIGHT if self.output_tokens else 1.0
         self.output_tokens += (each - self.output_tokens) * weight
         total_ns = over.queue_ns + over.prefill_ns + over.decode_ns
-        context = exemplar(context_of(traceparent)) if traceparent else None
+        span = context_of(traceparent) if traceparent else None
+        context = exemplar(span, is_kept=is_asked_about(over))
         for name, value in (
             ("request_queue_time", over.queue_ns / 1e9),
             ("request_prefill_time", over.prefill_ns / 1e9),
             ("request_decode_time", over.decode_ns / 1e9),
+            ("request_inference_time", (over.prefill_ns + over.decode_ns) / 1e9),
             ("e2e_request_latency", total_ns / 1e9),
             ("request_prompt_tokens", over.num_prompt_tokens),
             ("request_generation_tokens", over.num_output_tokens),

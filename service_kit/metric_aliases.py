@@ -10,7 +10,9 @@ from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, CollectorRegistry, gener
 from prometheus_client.core import Metric, Sample
 from prometheus_client.openmetrics import exposition as openmetrics
 
-# Of ours, without the suffixes that a kind of metric adds. docs/operating.md shows the table.
+# Of ours, without the suffixes that a kind of metric adds. docs/metrics.md shows the table. Not in
+# it: vLLM's gaps between tokens, each one of them; nothing here is measured per token, and under
+# their names the means of requests would hide every stall.
 ALIASES: Final = {
     "kaiten_num_requests_running": ("vllm:num_requests_running",),
     "kaiten_num_requests_waiting": ("vllm:num_requests_waiting",),
@@ -29,12 +31,8 @@ ALIASES: Final = {
     "kaiten_request_decode_time_seconds": ("vllm:request_decode_time_seconds",),
     "kaiten_e2e_request_latency_seconds": ("vllm:e2e_request_latency_seconds",),
     "gen_ai_server_time_to_first_token_seconds": ("vllm:time_to_first_token_seconds",),
-    "gen_ai_server_time_per_output_token_seconds": (
-        "vllm:request_time_per_output_token_seconds",
-        "vllm:time_per_output_token_seconds",
-        # What newer versions call the one before.
-        "vllm:inter_token_latency_seconds",
-    ),
+    "kaiten_request_inference_time_seconds": ("vllm:request_inference_time_seconds",),
+    "gen_ai_server_time_per_output_token_seconds": ("vllm:request_time_per_output_token_seconds",),
 }
 
 # The conventions' own word for what `model_name` says.

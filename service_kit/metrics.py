@@ -14,7 +14,7 @@ from typing import Any, Final
 import structlog
 from opentelemetry.context import Context
 from opentelemetry.metrics import CallbackOptions, Meter, NoOpMeterProvider, Observation
-from opentelemetry.trace import NonRecordingSpan, SpanContext, set_span_in_context
+from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
 
 from service_kit import telemetry
 from service_kit.errors import ConfigError, Unavailable
@@ -129,13 +129,17 @@ def count_spans(meter: Meter, spans: telemetry.Spans | None) -> None:
     meter.create_observable_counter("kaiten.spans_dropped", dropped, "", "that nobody will see")
 
 
-def exemplar(span: SpanContext | None) -> Context | None:
+def exemplar(span: SpanContext | None, *, is_kept: bool) -> Context | None:
     """What a value is recorded with, so that the trace it was measured in can be looked up.
+    `is_kept`: whatever its flag says, as somebody will ask about it.
 
     None: there is none, or nobody keeps it.
     """
-    if span is None or not span.trace_flags.sampled:
+    if span is None or not (span.trace_flags.sampled or is_kept):
         return None
+    # An instrument goes by the flag alone.
+    flags = TraceFlags(span.trace_flags | TraceFlags.SAMPLED)
+    span = SpanContext(span.trace_id, span.span_id, span.is_remote, flags)
     return set_span_in_context(NonRecordingSpan(span), Context())
 
 

@@ -86,7 +86,7 @@ def counting(metrics: Metrics | None) -> dict[str, float]:
         with gateway.opening(ASK, DEFAULT) as one:
             one.prompt_tokens = 30
         one.first_ns = one.started_ns + 1
-        gateway.closed(one, [20], [LENGTH], None, goes_on=False)
+        gateway.closed(one, [20], [LENGTH], None, goes_on=False, is_kept=False)
 
     return {
         "scheduler_step": cost_us(lambda: scheduler.stepped(64, timings)),

@@ -118,10 +118,11 @@ class Meters:
         error: BaseException | None,
         *,
         goes_on: bool,
+        is_kept: bool,
     ) -> str:
         """An accepted request is no longer followed; the outcome that it is counted as.
 
-        `reasons`: of its choices, if all is over.
+        `reasons`: of its choices, if all is over. `is_kept`: its spans are.
         """
         outcome = _outcome(reasons, error, goes_on=goes_on)
         self._ended[outcome, visit.tenant] += 1
@@ -129,7 +130,7 @@ class Meters:
         attributes = self._chat if visit.is_chat else self._completion
         now_ns = perf_counter_ns()
         ended = attributes if reasons else {**attributes, semconv.ERROR_TYPE: outcome}
-        context = self._exemplar(visit)
+        context = self._exemplar(visit) if is_kept else None
         self._duration_s.record((now_ns - visit.started_ns) / 1e9, ended, context)
         if visit.first_ns:
             self._first_s.record((visit.first_ns - visit.started_ns) / 1e9, attributes, context)
@@ -139,7 +140,7 @@ class Meters:
 
     def _exemplar(self, visit: Visit) -> Context | None:
         trace = visit.trace if self._has_exemplars else None
-        return None if trace is None else exemplar(trace.context)
+        return None if trace is None else exemplar(trace.context, is_kept=True)
 
     @property
     def _live(self) -> int:

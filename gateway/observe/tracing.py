@@ -125,6 +125,13 @@ class Tracing:
             raise
         trace.accepted_ns = time.time_ns()
 
+    def keeps(self, trace: Trace, reasons: Sequence[FinishReason], done: Done | None) -> bool:
+        """Its spans are: as it was decided at first, or as somebody will ask about it."""
+        if trace.context is None:
+            return False
+        is_failed = not FAILED.isdisjoint(reasons)
+        return trace.context.trace_flags.sampled or is_failed or _is_asked_about(done)
+
     def closed(
         self,
         trace: Trace,
@@ -138,11 +145,9 @@ class Tracing:
         """A request is no longer followed. `reasons`: of the choices that ended; `done`: if all
         of it is over.
         """
-        if trace.context is None or self._spans is None:
+        if self._spans is None or not self.keeps(trace, reasons, done):
             return
         is_failed = not FAILED.isdisjoint(reasons)
-        if not (trace.context.trace_flags.sampled or is_failed or _is_asked_about(done)):
-            return
         attributes: dict[str, AttributeValue] = {
             semconv.GEN_AI_USAGE_INPUT_TOKENS: input_tokens,
             semconv.GEN_AI_USAGE_OUTPUT_TOKENS: output_tokens,

@@ -152,23 +152,23 @@ class Front:
     def _count(self, generation: Generation, error: BaseException | None, *, goes_on: bool) -> None:
         """An end for the metrics and the trace. Of those who attach, nothing is counted."""
         visit = generation.visit
-        if visit is None or visit.trace is None:
+        if visit is None or (trace := visit.trace) is None:
             return
         counts = [choice.text.output_tokens for choice in generation.choices]
         reasons = [choice.end.reason for choice in generation.choices if choice.end is not None]
-        all_reasons = reasons if generation.is_done else []
-        outcome = self._meters.closed(visit, counts, all_reasons, error, goes_on=goes_on)
-        self._tracing.closed(
-            visit.trace,
-            outcome,
-            reasons,
-            input_tokens=visit.prompt_tokens,
-            output_tokens=sum(counts),
-            done=generation.done_message if generation.is_done else None,
+        done = generation.done_message if generation.is_done else None
+        outcome = self._meters.closed(
+            visit,
+            counts,
+            reasons if generation.is_done else [],
+            error,
+            goes_on=goes_on,
+            is_kept=self._tracing.keeps(trace, reasons, done),
         )
-        self._request_log.closed(
-            generation.id, visit, outcome, sum(counts), generation.done_message
-        )
+        total = sum(counts)
+        used = {"input_tokens": visit.prompt_tokens, "output_tokens": total}
+        self._tracing.closed(trace, outcome, reasons, **used, done=done)
+        self._request_log.closed(generation.id, visit, outcome, total, generation.done_message)
 
     async def generate(self, ask: Ask, tenant: Tenant) -> Generation:
         """Check, tokenize, submit, and follow from the beginning. Use with `following`."""

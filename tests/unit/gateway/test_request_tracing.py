@@ -4,12 +4,15 @@ import asyncio
 
 import pytest
 
-from gateway.observe.tracing import Trace, Tracing
+from gateway.observe.metrics import Meters, Visit
+from gateway.observe.tracing import Tracing
+from gateway.tenants import Tenant
 from gateway.values.generation_request import Ask, TextPrompt
 from kaiten.v1.common_pb2 import FinishReason, SamplingParams
 from kaiten.v1.inference_service_pb2 import Done, Timings, Usage
 from service_kit.errors import InvalidRequest
 from service_kit.telemetry import Span, trace_id_of
+from tests.support.exemplars import Exemplars
 from tests.support.kept_spans import KeptSpans
 
 CLIENTS = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -22,8 +25,10 @@ class Seen:
     def __init__(self) -> None:
         self._exporter = KeptSpans()
         self.tracing = Tracing(self._exporter.sink(), model="m")
+        self.exemplars = Exemplars()
+        self.meters = Meters(self.exemplars.meter, model="m", has_exemplars=True)
 
-    def visit(self, traceparent: str = "", done: Done | None = None, n: int = 1) -> Trace:
+    def visit(self, traceparent: str = "", done: Done | None = None, n: int = 1) -> Visit:
         """One request of tenant acme that ends for length."""
         sampling = SamplingParams(max_tokens=7, temperature=0.5, seed=3)
         ask = Ask(
@@ -33,14 +38,15 @@ class Seen:
             sampling=sampling,
             n=n,
         )
-        with self.tracing.opening(ask) as trace:
+        tenant = Tenant(name="acme")
+        with self.meters.opening(ask, tenant) as visit, self.tracing.opening(ask) as trace:
             trace.traceparent("acme:mine", traceparent)
             trace.submitting()
-        reasons = [FinishReason.FINISH_REASON_LENGTH]
-        self.tracing.closed(
-            trace, "length", reasons, input_tokens=4, output_tokens=7, done=done or Done()
-        )
-        return trace
+        visit.trace, done, reasons = trace, done or Done(), [FinishReason.FINISH_REASON_LENGTH]
+        is_kept = self.tracing.keeps(trace, reasons, done)
+        outcome = self.meters.closed(visit, [7], reasons, None, goes_on=True, is_kept=is_kept)
+        self.tracing.closed(trace, outcome, reasons, input_tokens=4, output_tokens=7, done=done)
+        return visit
 
     @property
     def roots(self) -> list[Span]:
@@ -115,6 +121,8 @@ def test_unwanted_roots_are_kept_where_somebody_will_ask(timings: Timings, is_ke
     seen = Seen()
     seen.visit(UNWANTED, Done(timings=timings))
     assert len(seen.roots) == is_kept
+    told = seen.exemplars.traces()["gen_ai.server.request.duration"]
+    assert told == {root.context.trace_id for root in seen.roots}
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -89,9 +90,20 @@ def test_a_wrong_binary_is_not_used(monkeypatch: pytest.MonkeyPatch, is_compiled
     if not is_compiled:
         pytest.skip(native.reason())
     native.disable("test")
-    monkeypatch.setattr(Library, "rms_norm", lambda self, x, weight, eps: torch.zeros_like(x))
-    assert not native.build()
-    assert "wrong result" in native.reason()
+    with monkeypatch.context() as patched:
+        patched.setattr(Library, "rms_norm", lambda self, x, weight, eps: torch.zeros_like(x))
+        assert not native.build()
+        assert "wrong result" in native.reason()
+    linear, dtypes = Library.linear, list[torch.dtype]()
+
+    def swaps_lanes(
+        self: Library, x: torch.Tensor, packed: torch.Tensor, *rest: Any
+    ) -> torch.Tensor:
+        dtypes.append(x.dtype)
+        return linear(self, x.flip(-1) if x.dtype is torch.bfloat16 else x, packed, *rest)
+
+    monkeypatch.setattr(Library, "linear", swaps_lanes)
+    assert native.build() == (torch.bfloat16 not in dtypes)
 
 
 def test_a_binary_is_named_by_all_it_is_made_of(

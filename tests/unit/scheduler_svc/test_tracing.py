@@ -12,11 +12,13 @@ from kaiten.v1.worker_service_pb2 import StepResult, StepTimings
 from scheduler_svc.core.commands import MakePlan
 from scheduler_svc.core.outcome import Finished, Plan, RequestOver, StepTokens, Why
 from scheduler_svc.core.types import Reason
+from scheduler_svc.meters import Meters
 from scheduler_svc.tracing import QUEUE_MAX, PlanSampler, Tracing
 from service_kit.otlp import message_of
 from service_kit.telemetry import LINKS_MAX, Span, Spans
 from tests.support.answers import until
 from tests.support.cell import Cell, spec
+from tests.support.exemplars import Exemplars
 from tests.support.kept_spans import KeptSpans
 from tests.support.told_cell import Told
 
@@ -280,6 +282,11 @@ async def test_phases_of_a_request_that_somebody_will_ask_about_are_always_kept(
     assert queue.attributes["messaging.operation.type"] == "receive"
     assert queue.attributes["messaging.message.id"] == "r"
     assert queue.attributes["gen_ai.usage.cache_read.input_tokens"] == 0
+    heard = Exemplars()
+    meters = Meters(heard.meter, has_exemplars=True)
+    meters.ended([over(Reason.LENGTH)], lambda _: OTHER[:-1] + "0")
+    meters.ended([over(Reason.LENGTH, preemptions=1)], lambda _: unsampled)
+    assert set().union(*heard.traces().values()) == {queue.context.trace_id}
 
 
 def test_what_does_not_fit_is_dropped_and_counted() -> None:

@@ -6,14 +6,13 @@ from typing import Any
 from urllib.request import urlopen
 
 import pytest
-from opentelemetry.sdk.metrics import MeterProvider, TraceBasedExemplarFilter
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 
 from service_kit import telemetry
 from service_kit.errors import ConfigError
 from service_kit.metrics import Metrics, count_spans, exemplar, seen
 from service_kit.telemetry import minted
+from tests.support.exemplars import Exemplars
 
 pytest.importorskip("prometheus_client", reason="kaiten[metrics] is not installed")
 from prometheus_client.parser import text_string_to_metric_families
@@ -105,17 +104,14 @@ def test_no_two_values_have_one_name() -> None:
 
 
 def test_exemplars_lead_to_traces_that_were_kept() -> None:
-    reader = InMemoryMetricReader()
-    provider = MeterProvider([reader], exemplar_filter=TraceBasedExemplarFilter())
-    histogram = provider.get_meter("t").create_histogram("h", "s", "x")
-    kept, unkept = minted(is_sampled=True), minted(is_sampled=False)
-    histogram.record(0.1, context=exemplar(unkept))
-    histogram.record(0.2, context=exemplar(kept))
-    histogram.record(0.3, context=exemplar(None))
-    data: Any = reader.get_metrics_data()
-    point = data.resource_metrics[0].scope_metrics[0].metrics[0].data.data_points[0]
-    assert [(each.value, each.trace_id) for each in point.exemplars] == [(0.2, kept.trace_id)]
-    provider.shutdown()
+    heard = Exemplars()
+    histogram = heard.meter.create_histogram("h", "s", "x")
+    kept, unkept, asked_about = (minted(is_sampled=one) for one in (True, False, False))
+    histogram.record(0.1, context=exemplar(unkept, is_kept=False))
+    histogram.record(0.2, context=exemplar(kept, is_kept=False))
+    histogram.record(0.3, context=exemplar(None, is_kept=True))
+    histogram.record(7, context=exemplar(asked_about, is_kept=True))
+    assert heard.traces() == {"h": {kept.trace_id, asked_about.trace_id}}
 
 
 class Sink:
