@@ -14,6 +14,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 # The one who reads a body gives up first, with an answer.
 BODY_GRACE_S: Final = 5.0
+# And what is large has a second more for each of these: 2 Mbit/s will do.
+BODY_BYTES_PER_S: Final = 256 << 10
 # For an answer to a client that is sent away, before its connection is cut.
 FAREWELL_S: Final = 1.0
 
@@ -35,6 +37,9 @@ class Connection(H11Protocol):
         self._limits = limits
         self._ending: asyncio.TimerHandle | None = None
         self._waits_for: Any = None
+        self._body_since_s = 0.0
+        # Bytes that have come: all, before the newest, and before those in which the body began.
+        self._come = self._come_before = self._come_then = 0
         self._is_sent_away = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -46,6 +51,7 @@ class Connection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         if not self._is_sent_away:
+            self._come_before, self._come = self._come, self._come + len(data)
             super().data_received(data)
             self._watch()
 
@@ -75,8 +81,17 @@ class Connection(H11Protocol):
         if state is h11.IDLE:
             self._ending = self.loop.call_later(self._limits.headers_s_max, self._no_headers)
         elif state is h11.SEND_BODY:
-            limit_s = self._limits.body_s_max + BODY_GRACE_S
-            self._ending = self.loop.call_later(limit_s, self.transport.abort)
+            self._body_since_s, self._come_then = self.loop.time(), self._come_before
+            self._look_at_body()
+
+    def _look_at_body(self) -> None:
+        """Cut off, or looked at again when it is due by what has come by now."""
+        more_s = (self._come - self._come_then) / BODY_BYTES_PER_S
+        due_s = self._body_since_s + self._limits.body_s_max + BODY_GRACE_S + more_s
+        if self.loop.time() >= due_s:
+            self.transport.abort()
+        else:
+            self._ending = self.loop.call_at(due_s, self._look_at_body)
 
     def _no_headers(self) -> None:
         if self.conn.trailing_data[0]:

@@ -9,6 +9,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.types import Receive, Scope
 
+from gateway.http import connection
 from gateway.http.errors import HttpError
 from gateway.http.middleware import header
 from ledger.batches.files import CHUNK_BYTES
@@ -34,6 +35,7 @@ class Upload:
             raise HttpError(415, f"content-type: {rule}", "unsupported_media_type")
         self._receive = receive
         self._read_s_max = read_s_max
+        # What comes makes it later.
         self._due_s = asyncio.get_running_loop().time() + read_s_max
         self._file_bytes_max = file_bytes_max
         self._parser = MultipartParser(
@@ -88,12 +90,14 @@ class Upload:
         except TimeoutError:
             self._is_over = True
             rule = f"the body must be there within {self._read_s_max:g} s"
-            raise HttpError(408, rule, "slow") from None
+            more = f"{connection.BODY_BYTES_PER_S >> 10} KiB of it"
+            raise HttpError(408, f"{rule}, and a second for each {more}", "slow") from None
         if message["type"] == "http.disconnect":
             self._is_over = True
             raise HttpError(400, "the client left before its body was read", "gone")
         self._is_over = not message.get("more_body", False)
         part: bytes = message.get("body", b"")
+        self._due_s += len(part) / connection.BODY_BYTES_PER_S
         return part
 
     def _feed(self, part: bytes) -> None:

@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
+import pytest
+
 from gateway.http import connection
 from gateway.http import server as http_server
 from gateway.http.connection import ConnectionLimits
@@ -149,6 +151,40 @@ async def test_the_rest_of_a_body_that_nobody_reads_is_not_waited_for(monkeypatc
     async with listening(SHORT) as port:
         reply = await told(port, HEAD + b"\r\n12345")
         assert reply.count(b"HTTP/1.1") <= 1
+
+
+@pytest.mark.parametrize(("bytes_per_s", "is_there"), [(0.01, True), (1 << 20, False)])
+async def test_a_body_that_comes_has_more_time_the_more_of_it_there_is(
+    bytes_per_s: float, is_there: bool, monkeypatch: Any
+) -> None:
+    """A hundred seconds for each byte: what else would be cut off before its last is answered."""
+    monkeypatch.setattr(connection, "BODY_GRACE_S", 0.0)
+    monkeypatch.setattr(connection, "BODY_BYTES_PER_S", bytes_per_s)
+    has_part = asyncio.Event()
+
+    async def reads(scope: Any, receive: Any, send: Any) -> None:
+        while (message := await receive()).get("more_body"):
+            if message["body"]:
+                has_part.set()
+        if message["type"] == "http.request":
+            await app(scope, receive, send)
+
+    limits = ConnectionLimits(body_s_max=1.0)
+    server = HttpServer(reads, "127.0.0.1", 0, limits)
+    port = server.bind()
+    await server.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(HEAD + b"Connection: close\r\n\r\n12345")
+    await asyncio.wait_for(has_part.wait(), 60)
+    await asyncio.sleep(1.2 * limits.body_s_max)
+    with suppress(ConnectionResetError, BrokenPipeError):
+        writer.write(b"67890")
+        reply = b""
+        with suppress(ConnectionResetError):
+            reply = await reader.read()
+        assert reply.startswith(b"HTTP/1.1 200 OK\r\n") is is_there
+        writer.close()
+    await server.stop()
 
 
 async def test_a_request_that_is_all_there_has_all_the_time() -> None:
