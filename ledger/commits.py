@@ -57,6 +57,7 @@ def commit_call(store: Store, leader: Leader, commit: Commit) -> Call:
         record.seq,
         data or record.SerializeToString(),
         store.limits.result_ttl_s,
+        max(store.limits.result_ttl_s, store.limits.response_ttl_s),
         len(prompt_logprobs),
         len(goes_on),
         len(endings),

@@ -209,9 +209,14 @@ class Submissions:
 
     async def _gone(self, id: str) -> NotFound:
         """Nobody keeps account of what has left: it says all that may be."""
-        (ttl_s,) = await self._store.read((("HGET", self._store.keys.load, "results:ttl"),))
+        names = ("results:ttl", "noted:ttl")
+        ((ttl_s, noted_s),) = await self._store.read((("HMGET", self._store.keys.load, *names),))
         kept = f"for {int(ttl_s)} s at most (--result-ttl-s)" if ttl_s else "for --result-ttl-s"
-        rule = f"results are kept {kept}, for less where results_mb runs short"
+        noted = f"{int(noted_s)} s (--response-ttl-s)" if noted_s else "--response-ttl-s"
+        rule = (
+            f"results are kept {kept}, stored responses for {noted}, for less where results_mb"
+            " runs short"
+        )
         return NotFound(f"request {id}", f"it never was, was deleted, or is kept no more; {rule}")
 
     async def forget(self, id: str) -> None:

@@ -51,7 +51,9 @@ class LedgerLimits:
     requests_max: int = 4096
     prompt_tokens_max: int = 4_000_000
     result_ttl_s: int = 600
-    # Of results that are kept for that long, and for less when more than half of it is taken; with
+    # Of those with a note, if that is more, while less than half of it is taken.
+    response_ttl_s: int = 24 * 3600
+    # Of results that are kept for so long, and for less when more than half of it is taken; with
     # more, nothing new is accepted.
     results_bytes_max: int = 512 << 20
     # Of them, of one tenant whose bounds say nothing else.
@@ -81,6 +83,10 @@ class LedgerLimits:
         _require(
             1 <= self.result_ttl_s <= RESULT_TTL_S_MAX,
             f"result_ttl_s must be in [1, {RESULT_TTL_S_MAX}], got {self.result_ttl_s}",
+        )
+        _require(
+            1 <= self.response_ttl_s <= RESULT_TTL_S_MAX,
+            f"response_ttl_s must be in [1, {RESULT_TTL_S_MAX}], got {self.response_ttl_s}",
         )
         _require(self.files_bytes_max >= 1, "files_bytes_max must be at least 1")
         _require(

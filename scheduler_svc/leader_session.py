@@ -342,6 +342,7 @@ class LeaderSession:
         self._look_back()
         while self._concerned and not self._is_stopping:
             if self.core.is_store_behind:
+                self._meters.held_back(len(self._concerned))
                 return
             worker_id = next(iter(self._concerned))
             del self._concerned[worker_id]

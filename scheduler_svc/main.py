@@ -106,6 +106,7 @@ class SchedulerProcess:
                 await self._ledger.close()
             limits = LedgerLimits(
                 result_ttl_s=self._settings.result_ttl_s,
+                response_ttl_s=self._settings.response_ttl_s,
                 allow_everysec=self._settings.allow_everysec,
                 replicas_min=self._settings.store_replicas_min,
                 replicas_ack=self._settings.store_replicas_ack,

@@ -13,10 +13,11 @@ from typing import Final, Protocol
 from opentelemetry.metrics import Meter
 
 from kaiten.v1.worker_service_pb2 import StepTimings
-from scheduler_svc.core.outcome import Event, PassedOver, Plan, RequestOver
+from scheduler_svc.core.outcome import Event, PassedOver, Plan, RequestOver, Why
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.types import Reason, SequenceId, WorkerSpec
 from scheduler_svc.core.workers import Worker
+from scheduler_svc.decisions import budget_of, tokens_of
 from scheduler_svc.load import NO_LOAD, Load, WorkerLoad, kv_share
 from scheduler_svc.tracing import is_asked_about
 from service_kit.metrics import NO_METER, Number, exemplar, seen
@@ -140,12 +141,16 @@ class Meters:
         for over in passed_over:
             self._passed_over[over.stage, over.why.name.lower()] += 1
 
+    def held_back(self, workers: int) -> None:
+        """So many workers were not asked for a plan: the store is behind."""
+        self._passed_over["plan", Why.STORE_BEHIND.name.lower()] += workers
+
     def planned(self, plan: Plan, spec: WorkerSpec) -> None:
         """A plan was made."""
-        counts, decodes = self._counts, plan.decode_rows
+        counts = self._counts
         counts["num_preemptions"] += len(plan.preempted)
-        counts["budget_tokens"] += spec.mixed_budget if decodes else spec.step_tokens_max
-        counts["budget_tokens_used"] += plan.chunk_tokens + decodes
+        counts["budget_tokens"] += budget_of(plan, spec)
+        counts["budget_tokens_used"] += tokens_of(plan, spec)
 
     def stepped(self, tokens: int, timings: StepTimings) -> None:
         """A step was booked, with so many tokens of output."""

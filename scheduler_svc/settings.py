@@ -61,6 +61,9 @@ class SchedulerSettings(SchedulingSettings, PartSettings):
         default=64, ge=0, le=1 << 20, description="MiB of journal kept for that at most"
     )
     result_ttl_s: int = Field(default=600, ge=1, description="how long finished results are kept")
+    response_ttl_s: int = Field(
+        default=86_400, ge=1, description="and stored responses, if that is longer"
+    )
     heartbeat_interval_ms: int = Field(
         default=500, ge=50, le=3_600_000, description="asked of workers"
     )

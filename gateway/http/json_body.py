@@ -19,15 +19,20 @@ VALUES_MAX: Final = 1 << 18
 # As many as 4096 messages of one part each have: an object costs a microsecond, a string half.
 CONTAINERS_MAX: Final = 1 << 14
 STRINGS_MAX: Final = 1 << 15
+NOT_TAKEN: Final = "images, audio and files are not taken"
 # What a field of several types may be: pydantic complains once per type.
 UNIONS: Final = {
     "prompt": "must be a string, a list of strings, a list of token ids, or a list of those lists",
     "input": "must be a string or a list of messages with role and content, which is a string or a "
-    "list of text parts; images, audio and files are not taken",
+    f"list of text parts; {NOT_TAKEN}",
     "tool_choice": 'must be "none", "auto", "required" or an object that names a function',
     "stop": "must be a string or a list of strings",
-    "content": "must be a string or a list of text parts; images, audio and files are not taken",
+    "content": f"must be a string or a list of text parts; {NOT_TAKEN}",
+    "output": f"must be a string or a list of text parts; {NOT_TAKEN}",
 }
+# Those that are a text or a list of objects, of which it is told what is wrong in them.
+LISTS: Final = frozenset({"input", "content", "output"})
+WORDS: Final = {"missing": "is required", "model_type": "must be an object"}
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
 
@@ -114,22 +119,46 @@ def validated(kind: type[BodyT], content: Mapping[str, Any], context: object = N
     try:
         return kind.model_validate(content, context=context)
     except ValidationError as error:
-        raise _first_problem(error) from None
+        raise _first_problem(error, content) from None
 
 
-def _first_problem(error: ValidationError) -> InvalidRequest:
-    """One sentence. Of a union's many complaints the field and the choice of types is enough."""
-    first = error.errors(include_url=False, include_input=False)[0]
-    location = [str(part) for part in first["loc"]]
-    for depth, name in enumerate(location):
-        if name in UNIONS and len(location) > depth + 1:
-            return InvalidRequest(".".join(location[: depth + 1]), UNIONS[name])
+def _first_problem(error: ValidationError, content: Mapping[str, Any]) -> InvalidRequest:
+    """One sentence. Of a union's many complaints the field and the choice of types is enough, or,
+    of a list, what is wrong in it."""
+    first, place = _told(error, content)
+    for name in place:
+        end = place.index(name) + 1
+        is_union = name in UNIONS and len(first["loc"]) > end
+        if is_union and (name not in LISTS or len(place) == end):
+            return InvalidRequest(".".join(place[:end]), UNIONS[name])
     if first["type"] == "unknown":
-        return InvalidRequest(".".join([*location, cut(first["ctx"]["key"])]), first["msg"])
-    if first["type"] == "missing":
-        return InvalidRequest(".".join(location), "is required")
+        return InvalidRequest(".".join([*place, cut(first["ctx"]["key"])]), first["msg"])
+    if first["type"] in WORDS:
+        return InvalidRequest(".".join(place), WORDS[first["type"]])
     rule = first["msg"]
-    return InvalidRequest(".".join(location), rule[:1].lower() + rule[1:])
+    if place[-1:] == ["type"] and not LISTS.isdisjoint(place[1:]):
+        rule += f"; {NOT_TAKEN}"
+    return InvalidRequest(".".join(place), rule[:1].lower() + rule[1:])
+
+
+def _told(error: ValidationError, content: Mapping[str, Any]) -> tuple[Any, list[str]]:
+    """The first complaint and its place, in which the names of a union's types are left out.
+
+    Of a field that is a text or a list the deepest: the first is that it is no text.
+    """
+    found = error.errors(include_url=False, include_input=False)
+    first = found[0]
+    depth = next((at for at, part in enumerate(first["loc"], 1) if part in LISTS), 0)
+    if depth:
+        same = [each for each in found if each["loc"][:depth] == first["loc"][:depth]]
+        first = max(same, key=lambda each: len(each["loc"]))
+    place, value = list[str](), content
+    for part in first["loc"]:
+        if part in value if isinstance(value, Mapping) else isinstance(part, int):
+            value = value[part]  # type: ignore[index]
+            place.append(str(part))
+    missing = [str(first["loc"][-1])] if first["type"] == "missing" else []
+    return first, place + missing
 
 
 def cut(text: str) -> str:

@@ -37,6 +37,9 @@ GRAVEST_FIRST: Final = {
 # goes on without this client; this gateway or its store went away.
 LEFT, DETACHED, MOVED = "left", "detached", "moved"
 Key = tuple[str, str]
+TENANTS_TOLD_MAX: Final = 256
+# All who came later. No tenant has this name.
+OTHERS: Final = "(others)"
 # By which requests are refused for reasons that alerts ask for.
 WATCHED_CODES: Final = ("INTERNAL", "RESOURCE_EXHAUSTED", "UNAVAILABLE")
 
@@ -66,7 +69,9 @@ class Visit:
 
 
 class Meters:
-    """Of one gateway. `with_tenants` adds a label that has as many values as there are tenants."""
+    """Of one gateway. `with_tenants` adds a label that has as many values as there are tenants, of
+    whom the first so many are told apart.
+    """
 
     def __init__(
         self,
@@ -78,6 +83,7 @@ class Meters:
     ) -> None:
         """`has_exemplars`: somebody keeps them."""
         self._with_tenants, self._has_exemplars = with_tenants, has_exemplars
+        self._tenants = set[str]()
         self._accepted = Counter[Key]()
         # What somebody waits for begins at 0, or the first of its kind would not be an increase.
         self._refused = Counter({(code, ""): 0 for code in WATCHED_CODES})
@@ -100,7 +106,7 @@ class Meters:
     @contextmanager
     def opening(self, ask: Ask, tenant: Tenant) -> Iterator[Visit]:
         """Count what happens inside: a request that is accepted, or refused with its code."""
-        name = tenant.name if self._with_tenants else ""
+        name = self._label(tenant) if self._with_tenants else ""
         visit = Visit(tenant=name, is_chat=isinstance(ask.prompt, ChatPrompt))
         try:
             yield visit
@@ -109,6 +115,12 @@ class Meters:
             raise
         self._accepted["repeat" if visit.is_repeat else "new", name] += 1
         self._prompt_tokens["", name] += visit.prompt_tokens
+
+    def _label(self, tenant: Tenant) -> str:
+        """A series goes on for as long as the process: who came first is told for good."""
+        if len(self._tenants) < TENANTS_TOLD_MAX:
+            self._tenants.add(tenant.name)
+        return tenant.name if tenant.name in self._tenants else OTHERS
 
     def closed(
         self,

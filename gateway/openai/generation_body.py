@@ -36,6 +36,14 @@ class StreamOptions(RequestBody):
     include_obfuscation: bool = False
 
 
+class PromptCacheOptions(RequestBody):
+    mode: str | None = None
+    ttl: str | None = None
+    comparison_response_id: str | None = None
+    prewarm: Literal[False] | None = None
+    """true would be to compute nothing else."""
+
+
 class SamplingBody(RequestBody):
     """How any endpoint samples, vendor extras included."""
 
@@ -69,6 +77,8 @@ class SamplingBody(RequestBody):
     service_tier: Literal["auto", "default", "flex", "priority", "scale"] | None = None
     """flex: behind all others, and giving way to them, as lines of batches do. No other changes
     anything."""
+    prompt_cache_options: PromptCacheOptions | None = None
+    """Taken and not looked at: the prefix cache is always on, and keeps what it has room for."""
     priority: int | None = None
     """As other servers have it: lower runs first. A tenant may have a bound of its own."""
 
@@ -86,6 +96,10 @@ class SamplingBody(RequestBody):
             show_special_tokens=self.skip_special_tokens is False,
             priority=-self._priority,
         )
+
+    @property
+    def is_flex(self) -> bool:
+        return self._priority == PRIORITY_MAX
 
     @property
     def _priority(self) -> int:

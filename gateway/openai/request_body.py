@@ -23,7 +23,18 @@ from service_kit.errors import InvalidRequest
 log = structlog.get_logger()
 
 # Sent by clients for OpenAI's own bookkeeping; they change no output.
-HARMLESS: Final = frozenset({"user", "metadata", "store", "safety_identifier", "prompt_cache_key"})
+HARMLESS: Final = frozenset(
+    {
+        "metadata",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "store",
+        "user",
+    }
+)
+# A wish, which models here have no word for.
+VERBOSITIES: Final = (None, "low", "medium", "high")
 # Known to OpenAI's API, not to this one yet: accepted only with a value that asks for nothing.
 NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "audio": (None,),
@@ -37,7 +48,7 @@ NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "suffix": (None, ""),
     "tool_choice": (None, "none", "auto"),
     "tools": (None, []),
-    "verbosity": (None,),
+    "verbosity": VERBOSITIES,
     "web_search_options": (None,),
 }
 # OpenAI's bounds of what it keeps for its client.

@@ -95,15 +95,20 @@ def read_bytes_per_s(clock: Clock = time.perf_counter) -> float:
 def matmul_flops_per_s(
     dtype: torch.dtype, size: int = 1024, clock: Clock = time.perf_counter
 ) -> float:
-    """Best rate of a square product: through PackedLinear in this dtype and in float32, to which a
-    bfloat16 is widened where the processor has no products of it, and through torch in float32.
+    """Best rate of a square product: through PackedLinear and torch, in this dtype and in float32,
+    to which a bfloat16 is widened where the processor has no products of it.
 
     The best: beside a path that emulates bfloat16 every step would seem faster than the machine.
     """
     x, kinds = torch.randn(size, size), dict.fromkeys((torch.float32, dtype))
     ways = [partial(PackedLinear(x.to(kind)), x.to(kind)) for kind in kinds]
-    ways.append(partial(torch.mm, x, x))
+    ways += [partial(torch.mm, x.to(kind), x.to(kind)) for kind in kinds if onednn_has(kind)]
     return 2 * size**3 / min(times_s(way, repeats=9, clock=clock)[0] for way in ways)
+
+
+def onednn_has(dtype: torch.dtype) -> bool:
+    """By whichever instructions, tiles (AMX) among them; what it has not torch does one by one."""
+    return dtype is torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def products(config: ModelConfig, tokens: int, rows: int) -> int:

@@ -91,7 +91,11 @@ class Scheduling:
 
     result_ttl_s: Annotated[
         int | None,
-        Parameter(help="how long to keep finished results, stored responses too; default: 600"),
+        Parameter(help="how long to keep finished results; default: 600"),
+    ] = None
+    response_ttl_s: Annotated[
+        int | None,
+        Parameter(help="and stored responses, while they leave room; default: 86400, a day"),
     ] = None
     archive_mb: Annotated[
         int, Parameter(help="MiB of past decisions to keep for `kaiten archive`; 0 keeps none")

@@ -4,8 +4,8 @@
 -- KEYS  meta, lease, inbox, journal, load; prompt_logprobs:<sequence id> per piece of a prompt;
 --       finished:<sequence id> per finished choice of a request that goes on;
 --       per ending: request:<id>, result:<id>, prompt_logprobs:<sequence id>, then per choice tokens:, finished:, sequence:<sequence id>
--- ARGV  1 store nonce, 2 epoch, 3 nonce, 4 seq, 5 JournalRecord, 6 result TTL in s at most,
---       7 number of pieces of prompts, 8 of finished choices, 9 of endings; then the StoredPromptLogprobs pieces;
+-- ARGV  1 store nonce, 2 epoch, 3 nonce, 4 seq, 5 JournalRecord, 6 result TTL in s at most, 7 of those with a note,
+--       8 number of pieces of prompts, 9 of finished choices, 10 of endings; then the StoredPromptLogprobs pieces;
 --       the SequenceFinished; per ending: sequence id, n, RequestResult
 -- reply {OK} (also when this leader has already committed seq) | {FENCED, epoch} | {GAP, journal seq}
 --       | {MISMATCH, request key} | {STORE_LOST}
@@ -27,32 +27,41 @@ local function release(tenant, n, prompt_tokens)
 end
 
 -- Bytes of results by when they leave, of all and of each tenant: 40 fields, each of a part of the TTL and used again
--- behind its end.
-local now, ttl = tonumber(redis.call('TIME')[1]), tonumber(ARGV[6])
-local span = math.ceil(ttl / 32)
+-- behind its end; and 10 of those that stay for longer.
+local now, ttl, noted_ttl = tonumber(redis.call('TIME')[1]), tonumber(ARGV[6]), tonumber(ARGV[7])
+local span, noted_span = math.ceil(ttl / 32), math.ceil(noted_ttl / 8)
 local fields = {}
 for i = 0, 39 do fields[i + 1] = 'results:' .. i end
+for i = 0, 9 do fields[i + 41] = 'noted:' .. i end
 local function of_field(stored)
   local leaves, bytes = string.match(stored or '', '(%d+) (%d+)')
   if leaves and tonumber(leaves) > now then return tonumber(bytes), tonumber(leaves) end
   return 0, 0
 end
--- How long to keep one more: for less, the more is taken beyond half of what submit allows.
-local function time_to_live(key, max)
+-- How long to keep one more: for less, the more is taken beyond half of what submit allows. What has a note has a time of
+-- its own while less than half is taken, and is kept for less of it beyond a quarter: it leaves room for all others.
+local function time_to_live(key, max, has_note)
   local bytes = 0
   for _, stored in ipairs(redis.call('HMGET', key, unpack(fields))) do bytes = bytes + of_field(stored) end
-  return math.max(span, math.floor(ttl * math.min(1, 2 - 2 * math.min(1, bytes / tonumber(max or 'inf'))) ^ 3))
+  local taken = math.min(1, bytes / tonumber(max or 'inf'))
+  local kept = math.max(span, math.floor(ttl * math.min(1, 2 - 2 * taken) ^ 3))
+  if not has_note then return kept end
+  return math.max(kept, math.floor(noted_ttl * math.max(0, math.min(1, 2 - 4 * taken)) ^ 3))
 end
+-- The time for which it is counted.
 local function store_bytes(key, bytes, kept)
-  local leaves = (math.floor((now + kept) / span) + 1) * span
-  local field = 'results:' .. string.format('%.0f', (leaves / span) % 40)
+  local each, name, count = span, 'results:', 40
+  if kept > ttl then each, name, count = noted_span, 'noted:', 10 end
+  local leaves = (math.floor((now + kept) / each) + 1) * each
+  local field = name .. string.format('%.0f', (leaves / each) % count)
   local others, last = of_field(redis.call('HGET', key, field))
   redis.call('HSET', key, field, string.format('%.0f %.0f', math.max(leaves, last), bytes + others))
+  return math.max(ttl, kept) + each
 end
 local results_prefix = string.sub(KEYS[5], 1, -#'load' - 1) .. 'results:'
 
-local pieces, finishes, endings = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
-local first_ending_key, first_ending_arg = 6 + pieces + finishes, 10 + pieces + finishes
+local pieces, finishes, endings = tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10])
+local first_ending_key, first_ending_arg = 6 + pieces + finishes, 11 + pieces + finishes
 local known = {}
 local key, arg = first_ending_key, first_ending_arg
 for i = 1, endings do
@@ -65,28 +74,31 @@ end
 
 redis.call('XADD', KEYS[4], ARGV[4] .. '-0', 'r', ARGV[5])
 redis.call('HSET', KEYS[2], 'journal_seq', ARGV[4])
-local told = redis.call('HMGET', KEYS[5], 'results:max', 'results:ttl')
+local told = redis.call('HMGET', KEYS[5], 'results:max', 'results:ttl', 'noted:ttl')
 -- For gateways, which say how long a result that is gone was kept at most.
-if endings > 0 and told[2] ~= ARGV[6] then redis.call('HSET', KEYS[5], 'results:ttl', ARGV[6]) end
-for i = 1, pieces do redis.call('APPEND', KEYS[5 + i], ARGV[9 + i]) end
-for i = 1, finishes do redis.call('SET', KEYS[5 + pieces + i], ARGV[9 + pieces + i]) end
+if endings > 0 and (told[2] ~= ARGV[6] or told[3] ~= ARGV[7]) then
+  redis.call('HSET', KEYS[5], 'results:ttl', ARGV[6], 'noted:ttl', ARGV[7])
+end
+for i = 1, pieces do redis.call('APPEND', KEYS[5 + i], ARGV[10 + i]) end
+for i = 1, finishes do redis.call('SET', KEYS[5 + pieces + i], ARGV[10 + pieces + i]) end
 key, arg = first_ending_key, first_ending_arg
 for i = 1, endings do
   local n = tonumber(ARGV[arg + 1])
   -- Gone or ended already: its counters are released, only the journal record counts.
   if known[i][1] and not known[i][5] then
-    local kept = time_to_live(KEYS[5], told[1])
+    -- A note is forgotten with its request.
+    local note = redis.call('HSTRLEN', KEYS[key], 'note')
+    local kept = time_to_live(KEYS[5], told[1], note > 0)
     -- Accepted before results were counted by tenant: no bound of its own.
     local theirs = known[i][8] and results_prefix .. known[i][6]
-    if theirs then kept = math.min(kept, time_to_live(theirs, known[i][8])) end
+    if theirs then kept = math.min(kept, time_to_live(theirs, known[i][8], note > 0)) end
     if not known[i][7] then redis.call('SET', KEYS[key + 1], ARGV[arg + 2], 'EX', kept) end
     -- Result and request name the id; what Redis itself needs for a key was measured.
-    local note = redis.call('HSTRLEN', KEYS[key], 'note')
     local bytes = #ARGV[arg + 2] + note + 2 * #KEYS[key] + 500 + 150 * n
     store_bytes(KEYS[5], bytes, kept)
     if theirs then
-      store_bytes(theirs, bytes, kept)
-      redis.call('EXPIRE', theirs, ttl + span)
+      local counted = store_bytes(theirs, bytes, kept)
+      if redis.call('TTL', theirs) < counted then redis.call('EXPIRE', theirs, counted) end
     end
     redis.call('HSET', KEYS[key], 'finished', '1')
     redis.call('EXPIRE', KEYS[key], kept)

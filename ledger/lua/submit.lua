@@ -26,6 +26,8 @@ if choices_live + n > tonumber(ARGV[5]) then return {'FULL_REQUESTS', choices_li
 if tokens_live + prompt_tokens > tonumber(ARGV[6]) then return {'FULL_TOKENS', tokens_live} end
 local now_s, fields = tonumber(redis.call('TIME')[1]), {}
 for i = 0, 39 do fields[i + 1] = 'results:' .. i end
+-- Of those that stay for longer.
+for i = 0, 9 do fields[i + 41] = 'noted:' .. i end
 local function results_of(key)
   local results = 0
   for _, stored in ipairs(redis.call('HMGET', key, unpack(fields))) do

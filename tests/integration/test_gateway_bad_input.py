@@ -263,7 +263,10 @@ CHAT: list[tuple[dict[str, Any], str]] = [
     ({"messages": []}, "at least one message"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "unknown role tool"),
     ({"messages": [{"role": "", "content": "x"}]}, "role must be one of"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "list of text parts"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+        "images, audio and files are not taken",
+    ),
     ({"messages": "hi"}, "valid list"),
 ]
 

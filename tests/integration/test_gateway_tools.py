@@ -670,7 +670,7 @@ async def test_wrong_tools_of_responses_are_named_as_its_body_has_them(
             ({"tools": [RESPONSE_TOOLS[1]] * 2}, "tools.1.name"),
             ({"tool_choice": "required"}, "tool_choice"),
             ({"input": [call]}, "input"),
-            ({"input": [{"type": "item_reference", "id": "x"}]}, "input"),
+            ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0.type"),
         ]
         for fields, param in wrong:
             with pytest.raises(openai.BadRequestError) as caught:

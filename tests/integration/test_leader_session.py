@@ -12,6 +12,7 @@ from kaiten.v1.ledger_pb2 import CellRecord
 from kaiten.v1.worker_service_pb2 import Plan, StepResult
 from ledger import Candidate, Ledger
 from ledger.commits import PAGE_ENTRIES
+from scheduler_svc.commit_queue import CommitQueue
 from scheduler_svc.core.commands import HandedOver, MakePlan, Submit
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.types import FLEX_PRIORITY, Handover, Request, SequencePast
@@ -374,6 +375,11 @@ async def test_a_plan_for_which_it_was_early_is_made_in_time(
         session._ask_again("w")
         await until(lambda: sent, "the plan behind it")
         assert session.now_ns() >= due_ns
+        # A store that is behind is counted as a reason, though nobody is asked.
+        monkeypatch.setattr(CommitQueue, "backlog", 10**9)
+        session._concerned["w"] = None
+        session._plan(session.now_ns())
+        assert session._meters._passed_over["plan", "store_behind"] == 1
 
 
 async def test_a_hung_worker_gives_its_sequences_up_and_is_judged(ledger: Ledger) -> None:

@@ -1,5 +1,7 @@
 """What is kept with a request for its gateway, and requests that are to be forgotten."""
 
+from typing import Any
+
 import pytest
 from redis.asyncio import Redis
 
@@ -9,7 +11,8 @@ from tests.support.play_leader import PlayLeader, submit_record
 
 
 async def test_a_note_is_kept_as_long_as_its_request(redis_url: str, cell: str) -> None:
-    ledger = await Ledger.connect(redis_url, cell=cell, limits=LedgerLimits(result_ttl_s=600))
+    limits = LedgerLimits(result_ttl_s=600, response_ttl_s=5000)
+    ledger = await Ledger.connect(redis_url, cell=cell, limits=limits)
     leader = await PlayLeader.elected(ledger)
     submitted = await ledger.submit(submit_record("a"), b"h", note=b"\x00of a")
     await ledger.submit(submit_record("b"), b"h")
@@ -22,7 +25,8 @@ async def test_a_note_is_kept_as_long_as_its_request(redis_url: str, cell: str) 
     await leader.finish("a", submitted.sequence_id)
     assert await ledger.note("a") == b"\x00of a"
     async with Redis.from_url(redis_url) as client:
-        assert 0 < await client.ttl(ledger.keys.request("a")) <= 600
+        for key in (ledger.keys.request("a"), ledger.keys.result("a")):
+            assert 4900 < await client.ttl(key) <= 5000
     await ledger.close()
 
 
@@ -34,8 +38,8 @@ async def test_notes_count_among_the_bytes_of_results(redis_url: str, cell: str)
         for id, note in (("plain", b""), ("noted", b"n" * 5000)):
             submitted = await ledger.submit(submit_record(id), b"h", note=note)
             await leader.finish(id, submitted.sequence_id)
-            load = await client.hgetall(ledger.keys.load)
-            stored = [value for field, value in load.items() if field.startswith(b"results:")]  # type: ignore[arg-type]
+            load: Any = await client.hgetall(ledger.keys.load)
+            stored = [load[each] for each in load if each.startswith((b"results:", b"noted:"))]
             counts.append(sum(int(each.split()[1]) for each in stored if b" " in each))
     plain, both = counts
     assert both - plain == plain + 5000

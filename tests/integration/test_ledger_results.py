@@ -22,15 +22,16 @@ async def run_one(
     *,
     tenant: str = "default",
     bounds: TenantBounds | None = None,
+    note: bytes = b"",
 ) -> None:
     record = submit_record(id, tenant=tenant)
-    submitted = await ledger.submit(record, b"h", bounds or TenantBounds())
+    submitted = await ledger.submit(record, b"h", bounds or TenantBounds(), note=note)
     await leader.step({submitted.sequence_id: list(range(1000, 1000 + tokens))})
     await leader.finish(id, submitted.sequence_id)
 
 
 async def counted(client: Redis, ledger: Ledger, tenant: str | None = None) -> int:
-    named = [f"results:{index}" for index in range(40)]
+    named = [f"results:{index}" for index in range(40)] + [f"noted:{n}" for n in range(10)]
     key = ledger.keys.load if tenant is None else ledger.keys.results(tenant)
     return sum(int(one.split()[1]) for one in await client.hmget(key, named) if one)
 
@@ -87,6 +88,41 @@ async def test_results_are_kept_for_less_where_room_becomes_scarce(
     await ledger.close()
 
 
+async def test_stored_responses_are_kept_for_longer_and_leave_room_for_others(
+    redis_url: str, cell: str
+) -> None:
+    limits = LedgerLimits(
+        result_ttl_s=800, response_ttl_s=80_000, results_bytes_max=200_000,
+        tenant_results_bytes_max=100_000,
+    )  # fmt: skip
+    ledger = await Ledger.connect(redis_url, cell=cell, limits=limits)
+    leader = await PlayLeader.elected(ledger)
+    kept_s: list[int] = []
+    async with Redis.from_url(redis_url) as client:
+        while not kept_s or kept_s[-1] > 800:
+            id = f"r{len(kept_s)}"
+            await run_one(ledger, leader, id, note=b"n")
+            kept_s.append(await client.ttl(ledger.keys.result(id)))
+            assert await client.ttl(ledger.keys.request(id)) == pytest.approx(kept_s[-1], abs=1)
+        # Half of its tenant's share: a quarter of all.
+        assert 40_000 < await counted(client, ledger) <= 60_000
+        assert await counted(client, ledger, "default") == await counted(client, ledger)
+        assert min(kept_s[: len(kept_s) // 2 - 1]) >= 79_999
+        assert kept_s == sorted(kept_s, reverse=True)
+        assert 80_000 < await client.ttl(ledger.keys.results("default")) <= 90_000
+        # Others have all their time, and take none of what is counted for longer.
+        await run_one(ledger, leader, "plain", tenant="other")
+        assert await client.ttl(ledger.keys.result("plain")) >= 799
+        assert 800 < await client.ttl(ledger.keys.results("other")) <= 825
+        await run_one(ledger, leader, "mine")
+        assert await client.ttl(ledger.keys.results("default")) > 80_000
+        # They count where something new is accepted.
+        bounds = TenantBounds(results_bytes_max=20_000)
+        with pytest.raises(Overloaded, match="are kept of tenant default"):
+            await run_one(ledger, leader, "more", bounds=bounds)
+    await ledger.close()
+
+
 async def test_one_tenant_that_keeps_much_shuts_out_nobody_else(redis_url: str, cell: str) -> None:
     """Its own are kept for less, then it is refused; others have all their time."""
     limits = LedgerLimits(result_ttl_s=800, tenant_results_bytes_max=20_000)
@@ -124,7 +160,7 @@ async def test_one_tenant_that_keeps_much_shuts_out_nobody_else(redis_url: str, 
 async def test_what_was_kept_for_its_time_is_told_with_the_rule(redis_url: str, cell: str) -> None:
     ledger = await Ledger.connect(redis_url, cell=cell, limits=LedgerLimits(result_ttl_s=1))
     rule = "request gone not found: it never was, was deleted, or is kept no more; results are kept"
-    with pytest.raises(NotFound, match=f"{rule} for --result-ttl-s, for less"):
+    with pytest.raises(NotFound, match=f"{rule} for --result-ttl-s, stored resp.* for less"):
         await ledger.find("gone")
     leader = await PlayLeader.elected(ledger)
     await run_one(ledger, leader, "gone")
@@ -138,7 +174,8 @@ async def test_what_was_kept_for_its_time_is_told_with_the_rule(redis_url: str, 
                 said = str(error)
                 break
     assert said == (
-        f"{rule} for 1 s at most (--result-ttl-s), for less where results_mb runs short"
+        f"{rule} for 1 s at most (--result-ttl-s), stored responses for 86400 s"
+        " (--response-ttl-s), for less where results_mb runs short"
     )
     with pytest.raises(NotFound, match="for 1 s at most"):
         await ledger.note("gone")

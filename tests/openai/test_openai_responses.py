@@ -18,6 +18,7 @@ LONG: Any = {
     "max_output_tokens": 900,
     "extra_body": {"ignore_eos": True, "seed": 3},
 }
+SAID = {"role": "user", "content": "Hello!"}
 IMAGE = {"role": "user", "content": [{"type": "input_image"}]}
 
 
@@ -30,9 +31,9 @@ def text_of(found: list[Any]) -> str:
 
 
 def test_a_response_says_what_chat_says(client: OpenAI) -> None:
-    response = client.responses.create(
-        **GREEDY, instructions="Be brief.", input="Hello!", metadata={"for": "me"}, user="u"
-    )
+    told: Any = {"metadata": {"for": "me"}, "user": "u", "safety_identifier": "s"}
+    told |= {"prompt_cache_key": "k", "service_tier": "flex"}
+    response = client.responses.create(**GREEDY, instructions="Be brief.", input="Hello!", **told)
     messages: Any = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Hello!"},
@@ -44,14 +45,17 @@ def test_a_response_says_what_chat_says(client: OpenAI) -> None:
     assert chat.usage is not None
     assert response.usage.input_tokens == chat.usage.prompt_tokens
     assert response.usage.output_tokens == chat.usage.completion_tokens
-    assert (response.instructions, response.metadata) == ("Be brief.", {"for": "me"})
+    assert response.instructions == "Be brief."
+    assert {name: getattr(response, name) for name in told} == told
     assert response.temperature == 0
+    assert response.completed_at is not None
+    assert 0 <= response.completed_at - response.created_at <= 60
     assert client.responses.retrieve(response.id) == response
 
 
 def test_a_response_cut_by_its_limit_is_incomplete(client: OpenAI) -> None:
     response = client.responses.create(**GREEDY, input="Hello!", max_output_tokens=2)
-    assert response.status == "incomplete"
+    assert (response.status, response.completed_at) == ("incomplete", None)
     assert response.incomplete_details is not None
     assert response.incomplete_details.reason == "max_output_tokens"
     assert response.output[0].status == "incomplete"
@@ -140,10 +144,25 @@ def test_a_conversation_goes_on_by_the_id_of_its_last_response(client: OpenAI) -
     assert said == [
         ("user", "Hello!"), ("assistant", first.output_text), ("user", "And now?"),
     ]  # fmt: skip
+    turns: Any = [
+        *[item.model_dump() | {"phase": "final_answer"} for item in second.output],
+        {"role": "user", "content": "Hm."},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
+        {"role": "user", "content": "Please."},
+    ]
     third = client.responses.create(
         **GREEDY,
-        input=[*second.output, {"role": "user", "content": "Hm."}],
+        input=turns,
+        include=["reasoning.encrypted_content"],
+        reasoning={"summary": "auto"},
+        text={"verbosity": "low"},
+        prompt_cache_options={"mode": "implicit"},
+        prompt_cache_retention="24h",
     )
+    assert third.reasoning is not None
+    assert third.reasoning.summary == "auto"
+    found = list(client.responses.input_items.list(third.id))[:2]
+    assert [item.content[0].text for item in found] == ["Please.", "No."]  # type: ignore[index, union-attr]
     assert third.status in ("completed", "incomplete")
 
 
@@ -177,7 +196,7 @@ def test_what_is_deleted_or_not_stored_is_found_by_nobody(client: OpenAI) -> Non
     assert passing.output_text == stored.output_text
     live = client.responses.create(**LONG, input="Hello!", background=True)
     client.responses.delete(live.id)
-    rule = r"kept for \d+ s at most \(--result-ttl-s\), .*; with store: false none is"
+    rule = r"kept for \d+ s .*, stored responses for \d+ s .*; with store: false none is"
     for gone in (stored, passing, live):
         for ask in (
             client.responses.retrieve,
@@ -204,7 +223,21 @@ def test_the_same_key_is_the_same_response(client: OpenAI) -> None:
     ("field", "rule", "asked"),
     [
         ("input", "must", {"input": []}),
-        ("input", "images, audio and files are not taken", {"input": [IMAGE]}),
+        (
+            "input.1.content.0.type",
+            "images, audio and files are not taken",
+            {"input": [SAID, IMAGE]},
+        ),
+        ("input", "a string or a list of messages", {"input": 7}),
+        ("input.0", "must be an object", {"input": [7]}),
+        ("input.0.content", "a string or a list of text parts", {"input": [SAID | {"content": 7}]}),
+        ("input.1.role", "is required", {"input": [SAID, {"content": "x"}]}),
+        ("input.1.name", "not a known field", {"input": [SAID, SAID | {"name": "me"}]}),
+        (
+            "input.1.type",
+            "function_call_output, reasoning; got 'web_search_call'",
+            {"input": [SAID, {"type": "web_search_call", "action": "x"}]},
+        ),
         ("max_output_tokens", "at least 1", {"max_output_tokens": 0}),
         ("max_output_tokens", "must be at most", {"max_output_tokens": 5000}),
         ("background", "needs store", {"background": True, "store": False}),
@@ -212,13 +245,15 @@ def test_the_same_key_is_the_same_response(client: OpenAI) -> None:
         ("include", "message.output_text.logprobs", {"include": ["file_search_call.results"]}),
         ("metadata", "at most 16", {"metadata": {str(n): "" for n in range(17)}}),
         ("metadata", "512", {"metadata": {"a": "b" * 513}}),
-        ("truncation", "disabled", {"truncation": "auto"}),
+        ("truncation", "send fewer turns", {"truncation": "auto"}),
+        ("text.verbosity", "'low', 'medium' or 'high'", {"text": {"verbosity": "loud"}}),
         ("tools.0.type", "should be", {"tools": [{"type": "web_search"}]}),
         ("conversation", "not supported", {"conversation": "conv_1"}),
         ("previous_response_id", "must match resp_", {"previous_response_id": "chatcmpl-1"}),
         ("text.format", "is required", {"text": {"format": {"type": "json_schema"}}}),
         ("text.format.type", "'json_schema'", {"text": {"format": {"type": "grammar"}}}),
         ("temperature", "2", {"temperature": 3.0}),
+        ("prompt_cache_options.prewarm", "False", {"prompt_cache_options": {"prewarm": True}}),
     ],
 )
 def test_what_is_wrong_is_named(client: OpenAI, field: str, rule: str, asked: Any) -> None:

@@ -68,6 +68,24 @@ async def test_responses_are_parsed(async_client: AsyncOpenAI) -> None:
         model=MODEL, input="One crab.", text_format=Order, temperature=0
     )
     assert isinstance(response.output_parsed, Order)
+    # What it was asked is told again, of every kind, streamed and whenever somebody looks.
+    assert response.text is not None
+    told = response.text.format
+    assert told is not None
+    assert told.type == "json_schema"
+    assert (told.name, told.strict) == ("Order", True)
+    assert told.schema_["required"] == ["dish", "is_hot", "sides"]
+    again = await async_client.responses.retrieve(response.id)
+    assert again.text == response.text.model_copy()
+    asked: Any = {"text": {"format": {"type": "json_object"}, "verbosity": "low"}}
+    stream = await async_client.responses.create(
+        model=MODEL, input="One crab.", max_output_tokens=3, stream=True, **asked
+    )
+    texts = [event.response.text async for event in stream if hasattr(event, "response")]
+    assert len(texts) == 3
+    for text in texts:
+        assert text is not None
+        assert text.to_dict() == asked["text"]
 
 
 def test_any_object(client: OpenAI) -> None:

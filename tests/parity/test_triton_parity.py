@@ -153,12 +153,11 @@ def check(told: list[dict[str, Any]], name: str, kv_dtype: str) -> None:
     expected = results[0]
     # Otherwise equality would prove little.
     assert len({token for row in expected["tokens"] for token in row}) >= 10
-    for result in results:
+    for result in (ahead, *results):
         assert result["tokens"] == expected["tokens"]
         for own, known in zip(result["logprobs"], expected["logprobs"], strict=True):
             assert own == pytest.approx(known, abs=LOGPROB_ERROR_MAX[kv_dtype])
     for result in results[1::2]:
         assert result["launches"].keys() >= KERNELS
     assert not results[0]["launches"]
-    assert ahead["tokens"] == expected["tokens"]
-    assert ahead["launches"].keys() >= (KERNELS - {"_merge_kernel"}) | ON_ROWS
+    assert ahead["launches"].keys() >= KERNELS | ON_ROWS

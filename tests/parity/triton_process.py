@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from gpu_worker.batch.plan_validation import RowLimits
 from gpu_worker.batch.rows import Rows
@@ -37,6 +37,17 @@ MAX_TOKENS = 5
 NEVER_CUT = 1 << 30
 # Chunks that split blocks and a lease over their borders.
 CHUNK_TOKENS, LEASE_STEPS = 7, 3
+# Of half of the rows, greedy and sampled.
+EDITS: Final[dict[str, Any]] = {
+    "repetition_penalty": 1.3,
+    "frequency_penalty": 0.2,
+    "presence_penalty": 0.1,
+    "logit_bias": ((7, 4.0),),
+    "bad_words": ((3,), (7, 7)),
+    "allowed_token_ids": (*range(0, 97, 2), 7),
+    "stop_token_ids": (8,),
+    "min_tokens": 3,
+}
 # A chunk of each row at most; the warm-up takes as many.
 STEP_TOKENS = 12
 
@@ -85,7 +96,7 @@ def run(folder: str, kv_dtype: KvDtype, path: str) -> MiniScheduler:
     assert isinstance(loaded.runner, EagerRunner)
     rows = Rows(loaded.limits, loaded.grammars)
     scheduler = MiniScheduler(loaded.limits, chunk_tokens=CHUNK_TOKENS, lease_steps=LEASE_STEPS)
-    submit_all(scheduler, logprobs=2)
+    submit_all(scheduler)
     while (plan := scheduler.next_plan()) is not None:
         counts = rows.apply(plan)
         for step in range(plan.lease_steps):
@@ -111,18 +122,22 @@ def run_ahead(folder: str, kv_dtype: KvDtype) -> MiniScheduler:
         windows=read_config(Path(folder)).groups.windows,
     )
     scheduler = MiniScheduler(limits, lease_steps=LEASE_STEPS)
-    submit_all(scheduler, logprobs=-1)
+    submit_all(scheduler)
     model = Model(Path(folder), limits, is_kv_fp8=kv_dtype == "fp8")
     play(model.one_ahead(), scheduler, lambda: NEVER_CUT)
     return scheduler
 
 
-def submit_all(scheduler: MiniScheduler, *, logprobs: int) -> None:
+def submit_all(scheduler: MiniScheduler) -> None:
     for index, length in enumerate(PROMPT_LENGTHS):
         prompt = [(7 * index + 3 * at) % 90 + 5 for at in range(length)]
         temperature = 0.8 * (index % 2)
         params = row_sampling(
-            max_tokens=MAX_TOKENS, temperature=temperature, seed=index, logprobs=logprobs
+            max_tokens=MAX_TOKENS,
+            temperature=temperature,
+            seed=index,
+            logprobs=2,
+            **(EDITS if index >= 2 else {}),
         )
         scheduler.submit(prompt, params)
 
@@ -139,23 +154,22 @@ def play_all(folder: str, kv_dtype: KvDtype, launches: Counter[str]) -> None:
     """One model, in the three ways."""
     launches.clear()
     ahead = run_ahead(folder, kv_dtype)
-    tokens = [ahead.outputs[index] for index in range(len(PROMPT_LENGTHS))]
-    found = {"path": "ahead", "folder": folder, "tokens": tokens, "launches": dict(launches)}
-    sys.stdout.write(json.dumps(found) + "\n")
+    tell("ahead", folder, ahead, launches)
     for path in ("torch", "triton"):
         launches.clear()
-        done = run(folder, kv_dtype, path)
-        result = {
-            "path": path,
-            "folder": folder,
-            "tokens": [done.outputs[index] for index in range(len(PROMPT_LENGTHS))],
-            "logprobs": [
-                [row.logprob for row in done.logprobs[index]]
-                for index in range(len(PROMPT_LENGTHS))
-            ],
-            "launches": dict(launches),
-        }
-        sys.stdout.write(json.dumps(result) + "\n")
+        tell(path, folder, run(folder, kv_dtype, path), launches)
+
+
+def tell(path: str, folder: str, done: MiniScheduler, launches: Counter[str]) -> None:
+    rows = range(len(PROMPT_LENGTHS))
+    result = {
+        "path": path,
+        "folder": folder,
+        "tokens": [done.outputs[index] for index in rows],
+        "logprobs": [[row.logprob for row in done.logprobs[index]] for index in rows],
+        "launches": dict(launches),
+    }
+    sys.stdout.write(json.dumps(result) + "\n")
 
 
 if __name__ == "__main__":

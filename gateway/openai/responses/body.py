@@ -4,18 +4,41 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import Discriminator, Tag
+from pydantic import BeforeValidator, Discriminator, Tag
+from pydantic_core import PydanticCustomError
 
+from gateway.http.json_body import cut
 from gateway.openai.fields.structured_outputs import ResponseTextFormat
 from gateway.openai.fields.tools import Choice, chosen, tool_of
 from gateway.openai.generation_body import SamplingBody
 from gateway.openai.request_body import FAIL_FAST, RequestBody, check_metadata
-from gateway.openai.responses.reply import ToolChoiceReply, ToolReply
+from gateway.openai.responses.reply import (
+    AnyJson,
+    AnyText,
+    JsonOfSchema,
+    ReasoningReply,
+    TextFormat,
+    TextReply,
+    ToolChoiceReply,
+    ToolReply,
+)
 from gateway.requests.validation import Limits, check_option
 from gateway.values.generation_request import Ask, ChatPrompt, Message, ToolCall
 from service_kit.errors import InvalidRequest
 
 LOGPROBS_INCLUDED: Final = "message.output_text.logprobs"
+Included = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
+
+
+class InputRefusal(RequestBody):
+    """A part of what an assistant said: text as well."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        return self.refusal
 
 
 class InputText(RequestBody):
@@ -27,15 +50,28 @@ class InputText(RequestBody):
     logprobs: list[Any] | None = None
 
 
+def _part_kind(part: Any) -> str:
+    """The name of its model: a tag that is called as a key would be taken for one."""
+    is_refusal = isinstance(part, dict) and part.get("type") == "refusal"
+    return "InputRefusal" if is_refusal else "InputText"
+
+
+InputPart = Annotated[
+    Annotated[InputText, Tag("InputText")] | Annotated[InputRefusal, Tag("InputRefusal")],
+    Discriminator(_part_kind),
+]
+InputContent = str | Annotated[list[InputPart], FAIL_FAST]
+
+
 class InputMessage(RequestBody):
-    """A turn, also as an answer has it: then `id` and `status` say nothing."""
+    """A turn, also as an answer has it: then `id`, `status` and `phase` say nothing."""
 
     type: Literal["message"] = "message"
     role: str
-    content: str | Annotated[list[InputText], FAIL_FAST]
+    content: InputContent
     id: str | None = None
     status: str | None = None
-    phase: None = None
+    phase: str | None = None
 
     def added_to(self, turns: list[Message]) -> None:
         """ "developer" is OpenAI's newer word for what templates call "system"."""
@@ -71,7 +107,7 @@ class FunctionOutputInput(RequestBody):
 
     type: Literal["function_call_output"]
     call_id: str
-    output: str | Annotated[list[InputText], FAIL_FAST]
+    output: InputContent
     id: str | None = None
     status: str | None = None
 
@@ -99,22 +135,33 @@ class ReasoningInput(RequestBody):
         turns.append(Message(role="assistant", content=None, reasoning=text))
 
 
-def _text(content: str | list[InputText]) -> str:
+def _text(content: str | list[InputText | InputRefusal]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
 def _kind(item: Any) -> str:
     """A message need not say that it is one."""
     kind = item.get("type") if isinstance(item, dict) else None
-    return kind if kind in ("function_call", "function_call_output", "reasoning") else "message"
+    return kind if kind in KINDS else "message"
 
 
+def _known_item(item: Any) -> Any:
+    """Before anything else that is wrong with it: other kinds have other keys."""
+    if isinstance(item, dict) and (kind := item.get("type", "message")) not in KINDS:
+        rule = f"must be {', '.join(KINDS)}; got {cut(repr(kind))}"
+        # Braces would be places for what is in the context.
+        raise PydanticCustomError("unknown", "{rule}", {"key": "type", "rule": rule})
+    return item
+
+
+KINDS: Final = ("message", "function_call", "function_call_output", "reasoning")
 InputItem = Annotated[
     Annotated[InputMessage, Tag("message")]
     | Annotated[FunctionCallInput, Tag("function_call")]
     | Annotated[FunctionOutputInput, Tag("function_call_output")]
     | Annotated[ReasoningInput, Tag("reasoning")],
     Discriminator(_kind),
+    BeforeValidator(_known_item),
 ]
 
 
@@ -143,17 +190,28 @@ class ResponseNamedChoice(RequestBody):
 
 class TextConfig(RequestBody):
     format: ResponseTextFormat | None = None
-    verbosity: None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+    """A wish, which models here have no word for."""
 
 
 class Reasoning(RequestBody):
     effort: str | None = None
     """For chat templates that ask for it."""
-    summary: None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    """There is none: all of the reasoning is told."""
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+    """As OpenAI called it before."""
 
 
 class ResponseStreamOptions(RequestBody):
     include_obfuscation: bool = False
+
+
+def _no_auto(truncation: Any) -> Any:
+    if truncation == "auto":
+        rule = "nothing is left out of a conversation here: send fewer turns, or 'disabled'"
+        raise PydanticCustomError("truncation", "{rule}", {"rule": rule})
+    return truncation
 
 
 class ResponseBody(SamplingBody):
@@ -170,18 +228,23 @@ class ResponseBody(SamplingBody):
     long as it is kept."""
     max_output_tokens: int | None = None
     """With the prompt's tokens at most the context. Left out: to its end."""
-    include: list[Literal["message.output_text.logprobs"]] | None = None
+    include: list[Included] | None = None
+    """Reasoning is never encrypted: asking for it adds nothing."""
     top_logprobs: int | None = None
     """Needs include."""
     metadata: dict[str, str] | None = None
     """Yours: told again with the response. At most 16 of 64 and 512 characters."""
+    user: str | None = None
+    """As metadata: told again, and nothing else comes of it. So are the next two."""
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
     background: bool | None = None
     """Keep computing when the client leaves; come back by GET /v1/responses/{id}."""
     store: bool | None = None
     """false: nobody finds it later. Left out: true."""
-    truncation: Literal["disabled"] | None = None
+    truncation: Annotated[Literal["disabled"], BeforeValidator(_no_auto)] | None = None
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
     tools: Annotated[list[ResponseTool], FAIL_FAST] | None = None
@@ -202,6 +265,30 @@ class ResponseBody(SamplingBody):
         if isinstance(choice, ResponseNamedChoice):
             return ToolChoiceReply(name=choice.name)
         return choice or "auto"
+
+    @property
+    def told_reasoning(self) -> ReasoningReply:
+        asked = self.reasoning or Reasoning()
+        return ReasoningReply(asked.effort, asked.summary or asked.generate_summary)
+
+    @property
+    def told_text(self) -> TextReply:
+        return TextReply(self._told_format, None if self.text is None else self.text.verbosity)
+
+    @property
+    def _told_format(self) -> TextFormat:
+        asked = self.output_format[1]
+        if asked is None or asked.type == "text":
+            return AnyText()
+        if asked.type == "json_object":
+            return AnyJson()
+        return JsonOfSchema(
+            name=asked.name,
+            description=asked.description,
+            # Without one it is refused.
+            schema=asked.schema_ or {},
+            strict=asked.strict,
+        )
 
     @property
     def output_format(self) -> tuple[str, ResponseTextFormat | None]:

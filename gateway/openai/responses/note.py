@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct, field
 
 from gateway.openai.responses.body import ResponseBody
-from gateway.openai.responses.reply import Asked, ReasoningReply
+from gateway.openai.responses.reply import Asked
 from gateway.text.model_card import SamplingDefaults
 from gateway.values.generation_request import Message, ToolCall
 
@@ -82,7 +82,7 @@ def note_of(
         max_output_tokens=body.max_output_tokens,
         metadata=body.metadata or {},
         previous_response_id=body.previous_response_id,
-        reasoning=ReasoningReply(None if body.reasoning is None else body.reasoning.effort),
+        reasoning=body.told_reasoning,
         store=body.is_stored,
         temperature=defaults.temperature if body.temperature is None else body.temperature,
         top_logprobs=body.top_logprobs or 0,
@@ -90,6 +90,11 @@ def note_of(
         parallel_tool_calls=body.parallel_tool_calls is not False,
         tool_choice=body.told_choice,
         tools=[each.reply() for each in body.tools or ()],
+        text=body.told_text,
+        service_tier="flex" if body.is_flex else "default",
+        user=body.user,
+        safety_identifier=body.safety_identifier,
+        prompt_cache_key=body.prompt_cache_key,
     )
     all_turns = list(turns)
     found = {index: _more_of(each) for index, each in enumerate(all_turns)}

@@ -49,6 +49,7 @@ from gateway.openai.responses.reply import (
     message_id,
     usage_of,
 )
+from gateway.openai.usage import Timing
 from gateway.requests.reading import is_read
 from gateway.requests.stream import Finished, Generation
 from gateway.requests.validation import REQUEST_ID, UINT32_MAX
@@ -208,12 +209,19 @@ def _ended(begun: Response, told: Told, end: Finished, ends: Fields) -> Response
     return msgspec.structs.replace(
         begun,
         status=status,
+        completed_at=_completed_at(begun, ends["kaiten"]) if status == "completed" else None,
         output=output,
         error=ResponseProblem("server_error", _problem(end)) if status == "failed" else None,
         incomplete_details=IncompleteDetails() if status == "incomplete" else None,
         usage=usage_of(ends["usage"]),
         kaiten=ends["kaiten"],
     )
+
+
+def _completed_at(begun: Response, took: Timing) -> int:
+    """The same at every gateway and whenever it is asked."""
+    took_ms = took.queue_ms + took.prefill_ms + took.decode_ms
+    return begun.created_at + round(took_ms / 1000)
 
 
 def _with_logprobs(

@@ -78,15 +78,30 @@ class ResponseUsage(Struct, kw_only=True):
 
 class ReasoningReply(Struct):
     effort: str | None = None
-    summary: None = None
+    summary: str | None = None
 
 
-class TextFormatReply(Struct):
-    type: Literal["text"] = "text"
+class AnyText(Struct, tag_field="type", tag="text"):
+    pass
+
+
+class AnyJson(Struct, tag_field="type", tag="json_object"):
+    pass
+
+
+class JsonOfSchema(Struct, kw_only=True, tag_field="type", tag="json_schema"):
+    name: str | None
+    description: str | None
+    schema: dict[str, Any]
+    strict: bool | None
+
+
+TextFormat = AnyText | AnyJson | JsonOfSchema
 
 
 class TextReply(Struct):
-    format: TextFormatReply = field(default_factory=TextFormatReply)
+    format: TextFormat = field(default_factory=AnyText)
+    verbosity: str | None = None
 
 
 class ToolReply(Struct, kw_only=True):
@@ -121,6 +136,12 @@ class Asked(Struct, kw_only=True):
     parallel_tool_calls: bool = True
     tool_choice: str | ToolChoiceReply = "auto"
     tools: list[ToolReply] = field(default_factory=list)
+    text: TextReply = field(default_factory=TextReply)
+    # What it was: by default and flex are all there are here.
+    service_tier: Literal["default", "flex"] = "default"
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
 
 
 class QueuePlace(Struct):
@@ -135,6 +156,8 @@ class Response(Asked, kw_only=True):
     object: Literal["response"] = "response"
     status: Status
     model: str
+    # Seconds, as created_at. Only of one that has come to its own end.
+    completed_at: Count | None = None
     output: list[OutputItem] = field(default_factory=list)
     error: ResponseProblem | None = None
     incomplete_details: IncompleteDetails | None = None
@@ -142,7 +165,6 @@ class Response(Asked, kw_only=True):
     # Where the time went, of one that has ended.
     kaiten: Timing | None = None
     queue: QueuePlace | None = None
-    text: TextReply = field(default_factory=TextReply)
     truncation: Literal["disabled"] = "disabled"
 
 

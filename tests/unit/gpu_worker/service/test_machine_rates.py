@@ -1,5 +1,6 @@
 """What `kaiten doctor --bench` tells of this machine and of steps on it."""
 
+import itertools
 import json
 from dataclasses import replace
 from itertools import count
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from gpu_worker.model.config import config_from_json
+from gpu_worker.service import machine_rates
 from gpu_worker.service.machine_rates import (
     ROWS,
     TimedModel,
@@ -43,9 +45,16 @@ def test_the_floor(rows: int, read: float, flops: float, floor_s: float) -> None
     assert decode_floor_s(CONFIG, rows, 100, 4, read, flops) == pytest.approx(floor_s)
 
 
-@pytest.mark.parametrize("fastest", range(3))
-def test_the_matrix_rate_is_that_of_the_fastest_path(fastest: int) -> None:
-    """bfloat16 may be emulated, and then is no ceiling of anything."""
+@pytest.mark.parametrize(
+    ("has_bf16", "fastest"),
+    [*itertools.product([False], range(3)), *itertools.product([True], range(4))],
+)
+def test_the_matrix_rate_is_that_of_the_fastest_path(
+    has_bf16: bool, fastest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """bfloat16 may be emulated, and then is no ceiling of anything; or be oneDNN's by tiles."""
+    has = {torch.float32: True, torch.bfloat16: has_bf16}
+    monkeypatch.setattr(machine_rates, "onednn_has", has.__getitem__)
     reads = count()
 
     def clock() -> float:
@@ -56,7 +65,7 @@ def test_the_matrix_rate_is_that_of_the_fastest_path(fastest: int) -> None:
     # An end is one read after its beginning.
     rate = matmul_flops_per_s(torch.bfloat16, 8, clock)
     assert rate == pytest.approx(2 * 8**3 / 1.25)
-    assert next(reads) == 3 * 18
+    assert next(reads) == (3 + has_bf16) * 18
 
 
 def test_layers_that_would_fill_the_memory_are_not_all_made() -> None:

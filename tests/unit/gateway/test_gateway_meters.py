@@ -1,0 +1,18 @@
+"""What a gateway counts, by tenant."""
+
+from gateway.observe.metrics import OTHERS, TENANTS_TOLD_MAX, Meters
+from gateway.tenants import TENANT_NAME, Tenant
+from gateway.values.generation_request import Ask, TextPrompt
+from service_kit.metrics import NO_METER
+
+
+def test_so_many_tenants_are_told_apart_and_the_rest_together() -> None:
+    meters = Meters(NO_METER, model="m", with_tenants=True)
+    ask = Ask(prompt=TextPrompt(text="x"), body_hash=b"")
+    names = [f"t{number}" for number in range(TENANTS_TOLD_MAX + 3)]
+    for name in [*names, names[0]]:
+        with meters.opening(ask, Tenant(name=name)):
+            pass
+    told = {name: count for (_, name), count in meters._accepted.items()}
+    assert told == {"t0": 2, **dict.fromkeys(names[1:TENANTS_TOLD_MAX], 1), OTHERS: 3}
+    assert not TENANT_NAME.fullmatch(OTHERS)
