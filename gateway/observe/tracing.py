@@ -33,6 +33,8 @@ from service_kit.telemetry import (
 
 # Requests of one gateway that are traced when nothing goes wrong.
 REQUESTS_PER_S: Final = 50
+# Clients' own traces that are remembered.
+CLIENTS_MAX: Final = 4096
 FAILED: Final = frozenset(
     {FinishReason.FINISH_REASON_ERROR, FinishReason.FINISH_REASON_DEADLINE_EXCEEDED}
 )
@@ -57,6 +59,8 @@ class Trace:
         "choice_count",
         "context",
         "is_chat",
+        "is_repeat",
+        "ledger_id",
         "parent",
         "request_id",
         "sampling",
@@ -68,7 +72,9 @@ class Trace:
         self.is_chat = isinstance(ask.prompt, ChatPrompt)
         self.sampling, self.choice_count = ask.sampling, ask.n or 1
         # Until it has one of its own.
-        self.request_id = ask.request_id
+        self.request_id, self.ledger_id = ask.request_id, ""
+        # Whoever asked first has said which trace it belongs to.
+        self.is_repeat = False
         self.parent = parent
         self.context = context
         self.started_ns = time.time_ns()
@@ -83,7 +89,7 @@ class Trace:
 
         Where the client brought none, its trace follows from its id.
         """
-        self.request_id = ledger_id.partition(":")[2]
+        self.ledger_id, self.request_id = ledger_id, ledger_id.partition(":")[2]
         if self.context is None:
             return given
         if self.parent is None:
@@ -103,10 +109,16 @@ class Tracing:
         self._spans = spans
         self._model = model
         self._limit = RateLimit(REQUESTS_PER_S)
+        # Of accepted requests whose clients brought one, by their ids, oldest first.
+        self._clients: dict[str, int] = {}
 
     def trace_id(self, ledger_id: str) -> str:
-        """In hex, of a request whose client brought no trace; empty: no spans are made here."""
-        return "" if self._spans is None else f"{trace_id_of(ledger_id):032x}"
+        """In hex: its client's, if that was brought here of late, or else the one that follows from
+        its id. Empty: no spans are made here.
+        """
+        if self._spans is None:
+            return ""
+        return f"{self._clients.get(ledger_id) or trace_id_of(ledger_id):032x}"
 
     @contextmanager
     def opening(self, ask: Ask) -> Iterator[Trace]:
@@ -124,6 +136,10 @@ class Tracing:
                 self._put_root(trace, "refused", {}, error=code)
             raise
         trace.accepted_ns = time.time_ns()
+        if trace.parent is not None and not trace.is_repeat:
+            self._clients[trace.ledger_id] = trace.parent.trace_id
+            if len(self._clients) > CLIENTS_MAX:
+                del self._clients[next(iter(self._clients))]
 
     def keeps(self, trace: Trace, reasons: Sequence[FinishReason], done: Done | None) -> bool:
         """Its spans are: as it was decided at first, or as somebody will ask about it."""

@@ -221,8 +221,8 @@ class Front:
                 from_seq=submitted.journal_seq,
                 render=record.render,
             )
-            visit.is_repeat, visit.prompt_tokens = not submitted.is_new, len(prompt_ids)
-            generation.visit, visit.trace = visit, trace
+            visit.is_repeat = trace.is_repeat = not submitted.is_new
+            generation.visit, visit.trace, visit.prompt_tokens = visit, trace, len(prompt_ids)
             if submitted.is_new:
                 generation.delivery = self._deliveries.opened(generation.id, delivery)
             if named.timeout_s is not None:

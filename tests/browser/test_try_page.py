@@ -279,10 +279,10 @@ async def test_a_conversation_goes_on_after_an_answer_that_failed_or_is_kept_no_
         # As a proxy may add it; of the page no request has a deadline.
         await page.look(
             "window.plain = window.fetch, void (window.fetch = (path, options) => plain(path,"
-            " {...options, headers: {...options?.headers, 'x-request-timeout-s': '0.1'}}))"
+            " {...options, headers: {...options?.headers, 'x-request-timeout-s': '1'}}))"
         )
         assert await said(page, "Tell me about soup.") == ""
-    assert "time" in await page.look(PROBLEM)
+    assert await page.look(PROBLEM)
     await page.look("void (window.fetch = plain)")
     second = await said(page, "And now?")
     assert await before(page) == ["Hello!", first, "And now?"]

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from gateway.observe.metrics import Meters, Visit
-from gateway.observe.tracing import Tracing
+from gateway.observe.tracing import CLIENTS_MAX, Tracing
 from gateway.tenants import Tenant
 from gateway.values.generation_request import Ask, TextPrompt
 from kaiten.v1.common_pb2 import FinishReason, SamplingParams
@@ -28,7 +28,15 @@ class Seen:
         self.exemplars = Exemplars()
         self.meters = Meters(self.exemplars.meter, model="m", has_exemplars=True)
 
-    def visit(self, traceparent: str = "", done: Done | None = None, n: int = 1) -> Visit:
+    def visit(
+        self,
+        traceparent: str = "",
+        done: Done | None = None,
+        n: int = 1,
+        *,
+        id: str = "mine",
+        is_repeat: bool = False,
+    ) -> Visit:
         """One request of tenant acme that ends for length."""
         sampling = SamplingParams(max_tokens=7, temperature=0.5, seed=3)
         ask = Ask(
@@ -40,8 +48,9 @@ class Seen:
         )
         tenant = Tenant(name="acme")
         with self.meters.opening(ask, tenant) as visit, self.tracing.opening(ask) as trace:
-            trace.traceparent("acme:mine", traceparent)
+            trace.traceparent(f"acme:{id}", traceparent)
             trace.submitting()
+            trace.is_repeat = is_repeat
         visit.trace, done, reasons = trace, done or Done(), [FinishReason.FINISH_REASON_LENGTH]
         is_kept = self.tracing.keeps(trace, reasons, done)
         outcome = self.meters.closed(visit, [7], reasons, None, goes_on=True, is_kept=is_kept)
@@ -74,7 +83,16 @@ def test_a_clients_own_trace_is_continued() -> None:
     seen = Seen()
     seen.visit(CLIENTS)
     (root,) = seen.roots
-    assert f"{root.context.trace_id:032x}" == CLIENTS.split("-")[1]
+    trace_id = CLIENTS.split("-")[1]
+    assert f"{root.context.trace_id:032x}" == trace_id == seen.tracing.trace_id("acme:mine")
+    seen.visit(CLIENTS.replace("b", "c").replace("0a", "0d"), is_repeat=True)
+    assert seen.tracing.trace_id("acme:mine") == trace_id, "whoever asks again changes nothing"
+    seen.visit(CLIENTS, id="other", is_repeat=True)
+    assert seen.tracing.trace_id("acme:other") == f"{trace_id_of('acme:other'):032x}"
+    for number in range(CLIENTS_MAX):
+        seen.visit(UNWANTED, id=str(number))
+    assert seen.tracing.trace_id("acme:mine") != trace_id, "not for ever"
+    assert seen.tracing.trace_id("acme:0") == trace_id
 
 
 def test_it_says_what_the_conventions_ask_for_and_no_text() -> None:
