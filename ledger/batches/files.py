@@ -41,7 +41,7 @@ class Files:
         hours = self._store.limits.files_ttl_s / 3600
         return (
             "it never was, was deleted, or is kept no more;"
-            f" files are kept for {hours:g} h (--files-hours)"
+            f" files are kept for {hours:g} h (--files-hours) or what expires_after said"
         )
 
     async def put(self, tenant: str, id: str, number: int, chunk: bytes) -> None:
@@ -50,14 +50,26 @@ class Files:
         await self._store.script(scripts.FILE_CHUNK, (key,), (chunk, UPLOAD_S_MAX))
 
     async def keep(
-        self, tenant: str, id: str, *, filename: str, purpose: str, size_bytes: int, chunks: int
+        self,
+        tenant: str,
+        id: str,
+        *,
+        filename: str,
+        purpose: str,
+        size_bytes: int,
+        chunks: int,
+        ttl_s: int | None = None,
     ) -> StoredFile:
-        """The file of all pieces. Again: what it was. Overloaded: the tenant keeps too much."""
+        """The file of all pieces, for so long if that is less than all may be kept.
+
+        Again: what it was. Overloaded: the tenant keeps too much.
+        """
         keys, limits = self._store.keys, self._store.limits
+        kept_s = min(ttl_s or limits.files_ttl_s, limits.files_ttl_s)
         verdict, *rest = await self._store.script(
             scripts.FILE_KEEP,
             (keys.files(tenant), keys.file(tenant, id), *self._chunk_keys(tenant, id, chunks)),
-            (id, size_bytes, limits.files_ttl_s, limits.files_bytes_max, filename, purpose),
+            (id, size_bytes, kept_s, limits.files_bytes_max, filename, purpose),
         )
         if verdict == b"FULL":
             raise Overloaded(

@@ -64,6 +64,7 @@ def test_a_line_is_answered_as_its_endpoint_does(client: OpenAI, endpoint: str) 
     batch = begun(client, [line("a", endpoint), line("b", endpoint)], endpoint, metadata={"k": "v"})
     assert (batch.endpoint, batch.metadata) == (endpoint, {"k": "v"})
     assert batch.expires_at == batch.created_at + 24 * 3600
+    assert (batch.model, batch.usage) == (None, None)
     batch = ended(client, batch)
     assert batch.status == "completed"
     assert batch.request_counts.to_dict() == {"total": 2, "completed": 2, "failed": 0}
@@ -74,6 +75,13 @@ def test_a_line_is_answered_as_its_endpoint_does(client: OpenAI, endpoint: str) 
         cast_to=dict[str, Any],
         body={"model": MODEL, "temperature": 0, **ENDPOINTS[endpoint]},
     )
+    # The sum of its lines, in the words of responses.
+    used = [each["response"]["body"]["usage"] for each in found]
+    sent, said = (sum(map(count_of, used)) for count_of in (_sent, _said))
+    assert batch.model == MODEL
+    assert batch.usage is not None
+    assert (batch.usage.input_tokens, batch.usage.output_tokens) == (sent, said)
+    assert (batch.usage.total_tokens, said) == (sent + said, 12)
     for each in found:
         assert each["error"] is None
         assert each["response"]["status_code"] == 200
@@ -83,6 +91,14 @@ def test_a_line_is_answered_as_its_endpoint_does(client: OpenAI, endpoint: str) 
         assert _texts(body[words]) == _texts(direct[words])
     assert batch.error_file_id is None
     assert batch in client.batches.list()
+
+
+def _sent(usage: dict[str, Any]) -> int:
+    return int(usage.get("prompt_tokens") or usage["input_tokens"])
+
+
+def _said(usage: dict[str, Any]) -> int:
+    return int(usage.get("completion_tokens") or usage["output_tokens"])
 
 
 def _texts(told: Any) -> list[str]:
@@ -130,10 +146,14 @@ def test_what_is_wrong_with_a_line_is_its_own(client: OpenAI) -> None:
 
 def test_a_batch_is_cancelled_and_what_was_answered_stays(client: OpenAI) -> None:
     lines = [line("short"), *(line(str(n), max_tokens=900, ignore_eos=True) for n in range(200))]
-    batch = begun(client, lines)
+    after: Any = {"anchor": "created_at", "seconds": 5000}
+    batch = begun(client, lines, output_expires_after=after)
     wait_until(lambda: counts(client, batch)["completed"], "a line is answered")
     assert client.batches.cancel(batch.id).status == "cancelling"
     batch = ended(client, batch)
+    assert batch.output_file_id is not None
+    output = client.files.retrieve(batch.output_file_id)
+    assert output.expires_at == output.created_at + 5000
     assert batch.status == "cancelled"
     assert 1 <= batch.request_counts.completed < 201
     assert len(answers(client, batch.output_file_id)) == batch.request_counts.completed
@@ -277,6 +297,7 @@ def test_what_is_no_batch_is_refused(client: OpenAI) -> None:
         ({"input_file_id": "nothing"}, "must match file-"),
         ({"endpoint": "/v1/embeddings"}, "endpoint"),
         ({"completion_window": "1h"}, "24h"),
+        ({"output_expires_after": {"anchor": "created_at", "seconds": 0}}, "seconds: input should"),
         ({"metadata": {"a": "b" * 600}}, "512"),
     ):
         with pytest.raises(BadRequestError, match=rule):

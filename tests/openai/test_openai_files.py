@@ -50,6 +50,22 @@ def test_files_are_listed_the_newest_first_and_page_by_page(client: OpenAI) -> N
         client.files.delete(file.id)
 
 
+def test_a_file_leaves_when_it_says_or_all_do(client: OpenAI) -> None:
+    content = ("lines.jsonl", b"{}")
+    for seconds, kept_s in ((3600, 3600), (30 * 24 * 3600, 48 * 3600)):
+        after: Any = {"anchor": "created_at", "seconds": seconds}
+        file = client.files.create(file=content, purpose="batch", expires_after=after)
+        assert file.expires_at == file.created_at + kept_s
+        client.files.delete(file.id)
+    for wrong, name in (
+        ({"anchor": "created_at", "seconds": 0}, "seconds"),
+        ({"anchor": "used_at", "seconds": 1}, "anchor"),
+    ):
+        after = wrong
+        with pytest.raises(BadRequestError, match=rf"expires_after\[{name}\]: must"):
+            client.files.create(file=content, purpose="batch", expires_after=after)
+
+
 def keys_of(folder: Path, *names: str) -> Path:
     """A key file of tenants whose keys are their names. What others keep is none of theirs."""
     digests = [hashlib.sha256(name.encode()).hexdigest() for name in names]

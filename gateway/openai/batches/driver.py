@@ -7,7 +7,7 @@ answer is written once. Nothing here is needed to go on but what the store has.
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from functools import partial
 from typing import Final
@@ -24,6 +24,7 @@ from gateway.openai.batches.lines import (
     answer_of,
     line_of,
 )
+from gateway.openai.batches.usage import UsageSum
 from gateway.openai.batches.window import Window
 from gateway.openai.operation import Api
 from gateway.requests.ledger_session import LedgerLink
@@ -334,17 +335,26 @@ class BatchRun:
         if is_cancelled:
             await self._give_up(batch)
         numbers = await self._link.ledger.batches.answered(self._name)
-        fields: dict[str, str] = {}
+        fields, usage = dict[str, str](), UsageSum(batch.fields["endpoint"])
         for is_ok, kind in OUTPUTS.items():
-            if id := await self._write_file(numbers, is_ok=is_ok):
+            tell = usage.add if is_ok else None
+            if id := await self._write_file(batch, numbers, tell, is_ok=is_ok):
                 fields[f"{kind}_file_id"] = id
+        fields |= usage.fields
         end = "expired" if batch.fields.get("is_late") else "completed"
         state = "cancelled" if is_cancelled else end
         of = ("finalizing", "cancelling")
         await self._link.ledger.batches.move(self._name, state, of=of, fields=fields)
 
-    async def _write_file(self, numbers: list[int], *, is_ok: bool) -> str:
-        """Its id; empty: it would be."""
+    async def _write_file(
+        self,
+        batch: StoredBatch,
+        numbers: list[int],
+        tell: Callable[[bytes], None] | None,
+        *,
+        is_ok: bool,
+    ) -> str:
+        """Its id; empty: it would be. `tell` is told of each answer."""
         files, tenant = self._link.ledger.files, self._name.tenant
         id = f"file-{self._name.id.removeprefix('batch_')}-{OUTPUTS[is_ok]}"
         buffer, count, size = bytearray(), 0, 0
@@ -353,6 +363,8 @@ class BatchRun:
             for answer in await self._link.ledger.batches.answers(self._name, some):
                 if answer[:1] == OK[is_ok]:
                     buffer += answer[1:] + b"\n"
+                    if tell is not None:
+                        tell(answer[1:])
             while len(buffer) >= CHUNK_BYTES:
                 await files.put(tenant, id, count, bytes(buffer[:CHUNK_BYTES]))
                 del buffer[:CHUNK_BYTES]
@@ -372,6 +384,7 @@ class BatchRun:
                     purpose="batch_output",
                     size_bytes=size,
                     chunks=count,
+                    ttl_s=batch.number("output_ttl_s") or None,
                 )
                 return id
             except Overloaded as error:

@@ -22,8 +22,9 @@ from service_kit.errors import InvalidRequest, NotFound, Overloaded, Unavailable
 FILE_ID: Final = re.compile(r"file-[0-9a-f]{24}(-output|-errors)?", re.ASCII)
 PURPOSE: Final = "batch"
 JSONL: Final = "application/jsonl"
-# Taken as OpenAI's clients send it: files leave by themselves here, when the setting says.
-FIELDS: Final = frozenset({"purpose", "expires_after[anchor]", "expires_after[seconds]"})
+ANCHOR, SECONDS = "expires_after[anchor]", "expires_after[seconds]"
+FIELDS: Final = frozenset({"purpose", ANCHOR, SECONDS})
+TTL_S: Final = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
 FILES: Final = 10_000
 LINES_AT_ONCE: Final = 256
 
@@ -80,6 +81,7 @@ async def _taken_in(api: Api, tenant: str, upload: Upload) -> StoredFile:
                 purpose=PURPOSE,
                 size_bytes=upload.size_bytes,
                 chunks=count,
+                ttl_s=_ttl_s(upload),
             )
     except Exception:
         await _forget(api, tenant, id, count)
@@ -132,6 +134,18 @@ def _check(upload: Upload) -> None:
     purpose = upload.fields.get("purpose", "")
     if purpose != PURPOSE:
         raise InvalidRequest("purpose", f"must be {PURPOSE!r}, got {purpose[:64]!r}")
+
+
+def _ttl_s(upload: Upload) -> int | None:
+    """How long it is to be kept, if it says."""
+    anchor, seconds = (upload.fields.get(name) for name in (ANCHOR, SECONDS))
+    if anchor not in (None, "created_at"):
+        raise InvalidRequest(ANCHOR, f"must be 'created_at', got {anchor[:64]!r}")
+    if seconds is None:
+        return None
+    if not TTL_S.fullmatch(seconds):
+        raise InvalidRequest(SECONDS, f"must match {TTL_S.pattern}, got {seconds[:64]!r}")
+    return int(seconds)
 
 
 async def list_files(api: Api, exchange: Exchange, _body: None) -> None:
@@ -202,9 +216,11 @@ FORM: Final = {
     "properties": {
         "file": {"type": "string", "format": "binary", "description": "a request per line"},
         "purpose": {"enum": [PURPOSE]},
-        **{
-            name: {"type": "string", "description": "accepted and ignored"}
-            for name in sorted(FIELDS - {"purpose"})
+        ANCHOR: {"enum": ["created_at"]},
+        SECONDS: {
+            "type": "string",
+            "pattern": f"^{TTL_S.pattern}$",
+            "description": "how long to keep it, --files-hours at most",
         },
     },
     "additionalProperties": False,

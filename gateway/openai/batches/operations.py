@@ -7,7 +7,9 @@ import secrets
 from contextlib import suppress
 from typing import Annotated, Any, Final, Literal, get_args
 
+import msgspec
 from msgspec import Meta, Struct
+from pydantic import Field
 
 from gateway.http.exchange import Exchange
 from gateway.openai.batches.files import FILE_ID, PURPOSE
@@ -15,6 +17,7 @@ from gateway.openai.batches.lines import ENDPOINTS
 from gateway.openai.listing import Listing, listed, page_of
 from gateway.openai.operation import LOOKS, READS, Api, Operation, parameter
 from gateway.openai.request_body import RequestBody, check_metadata
+from gateway.openai.responses.reply import ResponseUsage
 from gateway.openai.usage import Count
 from gateway.requests.validation import REQUEST_ID
 from ledger.batches.batches import LIVE, BatchName, StoredBatch
@@ -35,6 +38,11 @@ MOMENTS: Final = frozenset(
 Moment = Annotated[int, Meta(ge=0)] | None
 
 
+class ExpiresAfter(RequestBody):
+    anchor: Literal["created_at"]
+    seconds: Annotated[int, Field(ge=1, lt=1_000_000_000)]
+
+
 class BatchBody(RequestBody):
     """POST /v1/batches."""
 
@@ -43,8 +51,8 @@ class BatchBody(RequestBody):
     completion_window: Literal["24h"]
     metadata: dict[str, str] | None = None
     """Yours: told again with the batch. At most 16 of 64 and 512 characters."""
-    output_expires_after: dict[str, Any] | None = None
-    """Accepted and ignored: files leave when the gateway's setting says."""
+    output_expires_after: ExpiresAfter | None = None
+    """Of its outputs, which leave when the gateway's setting says if that is sooner."""
 
 
 class BatchProblem(Struct, kw_only=True):
@@ -85,6 +93,9 @@ class Batch(Struct, kw_only=True):
     cancelling_at: Moment = None
     cancelled_at: Moment = None
     request_counts: RequestCounts
+    # Of all lines that were answered, once it is over.
+    model: str | None = None
+    usage: ResponseUsage | None = None
     metadata: dict[str, str]
 
 
@@ -100,10 +111,12 @@ async def create_batch(api: Api, exchange: Exchange, body: BatchBody) -> None:
         "endpoint": body.endpoint,
         "input_file_id": body.input_file_id,
         "metadata": json.dumps(body.metadata or {}),
+        # 0: as long as any.
+        "output_ttl_s": str(body.output_expires_after.seconds if body.output_expires_after else 0),
     }
     with suppress(NotFound):
         before = await ledger.batches.find(name)
-        if fields != {field: before.fields[field] for field in fields}:
+        if fields != {field: before.fields.get(field, "0") for field in fields}:
             raise AlreadyExists(f"batch {name.id!r}")
         await exchange.send_json(200, told(before))
         return
@@ -159,7 +172,7 @@ def told(stored: StoredBatch) -> Batch:
     moments: dict[str, Any] = {
         name: int(value) for name, value in fields.items() if name in MOMENTS
     }
-    problem = fields.get("problem")
+    problem, usage = fields.get("problem"), fields.get("usage")
     errors = BatchProblems(data=[BatchProblem(message=problem)]) if problem else None
     names = ("total", "completed", "failed")
     return Batch(
@@ -170,6 +183,8 @@ def told(stored: StoredBatch) -> Batch:
         status=stored.status,  # type: ignore[arg-type]
         output_file_id=fields.get("output_file_id"),
         error_file_id=fields.get("errors_file_id"),
+        model=fields.get("model"),
+        usage=msgspec.json.decode(usage, type=ResponseUsage) if usage else None,
         request_counts=RequestCounts(*(stored.number(name) for name in names)),
         metadata=json.loads(fields["metadata"]),
         **moments,
