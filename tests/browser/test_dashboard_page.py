@@ -36,6 +36,24 @@ TOKENS_OF = """(() => {
     }
   return count;
 })()"""
+# As the leader tells that a worker is gone, and that it has started again.
+AGAIN = """(() => {
+  const [worker] = live.core.workers.values(), head = view.head;
+  const told = {epoch: live.core.epoch, seq: live.core.seq, unix_ms: live.core.at};
+  live.take({...told, worker_ids_gone: [worker.worker_id]});
+  followLive();
+  const gone = [view.workerId === worker.worker_id, view.head === head];
+  const other = {...worker, worker_id: "other", address: "elsewhere:1"};
+  live.take({...told, workers: [other, {...worker, worker_id: "again"}]});
+  followLive();
+  const followed = view.workerId;
+  pause(true);
+  live.take({...told, worker_ids_gone: ["again"]});
+  followLive();
+  const paused = view.workerId;
+  pause(false);
+  return [...gone, followed, paused, view.workerId];
+})()"""
 # The middle of a cell of the newest iteration, of whoever is there.
 CELL = """(() => {
   const box = ribbon.canvas.getBoundingClientRect(), of = track();
@@ -119,6 +137,8 @@ async def test_every_token_is_a_cell(page: Tab, stack: WholeStack) -> None:
     assert await page.look("live.lost") == 0
     seen = f"live.owners.at(live.owners.of({sequence}))"
     assert await page.look(f"{seen}.first - {seen}.arrived") > 0
+    # What the page shows of a worker stays until another is there, and for as long as it is paused.
+    assert await page.look(AGAIN) == [True, True, "again", "again", "other"]
 
 
 async def test_what_was_seen_goes_into_files(page: Tab, stack: WholeStack, tmp_path: Path) -> None:
