@@ -20,8 +20,8 @@ from service_kit.grpc_health import AtMost
 
 SERVICE_NAME: Final = "externalscaler.ExternalScaler"
 STREAMS_MAX: Final = 64
-# As often as readiness looks at the cell.
-POLL_S: Final = 0.5
+# What readiness has seen of the cell is looked at; a gateway that drains gives streams a second.
+POLL_S: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)

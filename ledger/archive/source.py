@@ -4,6 +4,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from datetime import datetime
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Final, NamedTuple
 
@@ -88,8 +89,11 @@ def existing(folders: Sequence[Path]) -> list[Path]:
     return list(folders) or existing([Path(FOLDER)])
 
 
+@cache
 def _api_key(file: Path | None) -> str:
-    """ValueError for a file that holds something else; what, nobody is told."""
+    """Read once: it may be a pipe. ValueError for a file that holds something else; nobody is told
+    what.
+    """
     if file is None:
         return ""
     key = file.read_text("ascii", "replace").strip()

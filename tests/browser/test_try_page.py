@@ -43,7 +43,9 @@ async def page(whole_stack: WholeStack, tmp_path: Path) -> AsyncIterator[Tab]:
         await page.size(1280, 800)
         await page.until("document.getElementById('state').textContent === 'ready'")
         yield page
-        assert not page.troubles, page.troubles
+        # Behind a worker that is frozen for long a gateway says that it is not ready.
+        troubles = [each for each in page.troubles if not each.endswith("/ready")]
+        assert not troubles, troubles
 
 
 async def said(page: Tab, text: str) -> str:
@@ -188,7 +190,7 @@ async def test_an_answer_outlives_its_gateway(
             await page.until(f"{NOTE} === 'reconnecting'")
             assert await asyncio.to_thread(own_door.process.join) == 0
             own_door.process.start()
-            await asyncio.to_thread(own_door.wait_ready)
+        await asyncio.to_thread(own_door.wait_ready)
         await assert_whole(page, own_door.http)
         # Whether a question arrives nobody knows: it is asked again, and is the same.
         await page.offline(is_off=True)
@@ -251,8 +253,6 @@ async def test_an_answer_that_waits_says_so_and_is_stopped(
         await page.until(f"{WAITS}.test({NOTE})")
         await stopped(page)
     assert await page.look(NOTE) == "0 tokens · stopped"
-    # A cell whose worker is silent for long is not ready, and says so.
-    page.troubles = [each for each in page.troubles if not each.endswith("/ready")]
 
 
 async def test_what_is_wrong_is_said_and_the_next_one_is_fine(
@@ -279,7 +279,7 @@ async def test_a_conversation_goes_on_after_an_answer_that_failed_or_is_kept_no_
         # As a proxy may add it; of the page no request has a deadline.
         await page.look(
             "window.plain = window.fetch, void (window.fetch = (path, options) => plain(path,"
-            " {...options, headers: {...options?.headers, 'x-request-timeout-s': '1'}}))"
+            " {...options, headers: {...options?.headers, 'x-request-timeout-s': '5'}}))"
         )
         assert await said(page, "Tell me about soup.") == ""
     assert await page.look(PROBLEM)
@@ -289,7 +289,9 @@ async def test_a_conversation_goes_on_after_an_answer_that_failed_or_is_kept_no_
     await page.look(f"fetch(`/v1/responses/${{{TURNS}.at(-1).id}}`, {{method: 'DELETE'}})")
     assert await said(page, "And then?")
     assert await before(page) == ["Hello!", first, "And now?", second, "And then?"]
-    assert page.troubles.pop().startswith("Failed to load resource")
+    refused = [each for each in page.troubles if each.startswith("Failed to load resource")]
+    assert refused
+    page.troubles = [each for each in page.troubles if each not in refused]
     assert await page.look(PROBLEM) == ""
 
 

@@ -642,9 +642,8 @@ async def test_a_conversation_of_responses_goes_on_with_what_came_of_its_calls(
         asked: dict[str, Any] = {"model": MODEL, "input": [*whole, *outputs]}
         nothing = dict.fromkeys(("prompt", "context_management", "moderation", "image"))
         await responses.create(**asked, tools=RESPONSE_TOOLS, extra_body=nothing)
-        assert prompt_of(stack, -1) == prompt_of(stack, -2)
-        # The model was told the same either way, and in its own way.
-        assert prompt_of(stack, -1) == prompt_of(stack, -2)
+        # The model was told the same every way, and in its own way.
+        assert prompt_of(stack, -1) == prompt_of(stack, -2) == prompt_of(stack, -3)
         assert f'"arguments": {PARIS}}}\n</tool_call>' in prompt_of(stack)
         assert "<tool_response>\nso 1\n</tool_response>" in prompt_of(stack)
         items = [item async for item in responses.input_items.list(by_id.id, order="asc")]

@@ -1,6 +1,7 @@
 """Finished results are bounded by the bytes they take: beyond, nothing new is accepted."""
 
 import asyncio
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from tests.support.play_leader import PlayLeader, submit_record
 from tests.support.store_server import StoreServer
 
 RESULTS = 300
+# Between a write and a look at it, on a slow machine: what is kept is told in what is left.
+SLOW_S = 10
 
 
 async def run_one(
@@ -79,12 +82,14 @@ async def test_results_are_kept_for_less_where_room_becomes_scarce(
             id = f"r{len(kept_s)}"
             await run_one(ledger, leader, id)
             kept_s.append(await client.ttl(ledger.keys.result(id)))
-            assert await client.ttl(ledger.keys.request(id)) == pytest.approx(kept_s[-1], abs=1)
+            assert await client.ttl(ledger.keys.request(id)) == pytest.approx(
+                kept_s[-1], abs=SLOW_S
+            )
     half = len(kept_s) // 2
-    assert min(kept_s[: half - 1]) >= 799, "the first half as long as any"
+    assert min(kept_s[: half - 1]) >= 800 - SLOW_S, "the first half as long as any"
     assert 80 < kept_s[half + half // 2] < 120, "half of that half is taken: an eighth"
-    assert kept_s[-1] == 25
-    assert kept_s == sorted(kept_s, reverse=True)
+    assert 25 - SLOW_S <= kept_s[-1] <= 25
+    assert all(later <= sooner + SLOW_S for sooner, later in pairwise(kept_s))
     await ledger.close()
 
 
@@ -103,16 +108,18 @@ async def test_stored_responses_are_kept_for_longer_and_leave_room_for_others(
             id = f"r{len(kept_s)}"
             await run_one(ledger, leader, id, note=b"n")
             kept_s.append(await client.ttl(ledger.keys.result(id)))
-            assert await client.ttl(ledger.keys.request(id)) == pytest.approx(kept_s[-1], abs=1)
+            assert await client.ttl(ledger.keys.request(id)) == pytest.approx(
+                kept_s[-1], abs=SLOW_S
+            )
         # Half of its tenant's share: a quarter of all.
         assert 40_000 < await counted(client, ledger) <= 60_000
         assert await counted(client, ledger, "default") == await counted(client, ledger)
-        assert min(kept_s[: len(kept_s) // 2 - 1]) >= 79_999
-        assert kept_s == sorted(kept_s, reverse=True)
+        assert min(kept_s[: len(kept_s) // 2 - 1]) >= 80_000 - SLOW_S
+        assert all(later <= sooner + SLOW_S for sooner, later in pairwise(kept_s))
         assert 80_000 < await client.ttl(ledger.keys.results("default")) <= 90_000
         # Others have all their time, and take none of what is counted for longer.
         await run_one(ledger, leader, "plain", tenant="other")
-        assert await client.ttl(ledger.keys.result("plain")) >= 799
+        assert await client.ttl(ledger.keys.result("plain")) >= 800 - SLOW_S
         assert 800 < await client.ttl(ledger.keys.results("other")) <= 825
         await run_one(ledger, leader, "mine")
         assert await client.ttl(ledger.keys.results("default")) > 80_000
@@ -144,10 +151,10 @@ async def test_one_tenant_that_keeps_much_shuts_out_nobody_else(redis_url: str, 
             await fill("acme", None)
         assert (caught.value.subject, caught.value.tenant) == ("tenant", "acme")
         assert caught.value.live == await counted(client, ledger, "acme")
-        assert min(kept_s[: len(kept_s) // 2 - 1]) >= 799
-        assert kept_s[-1] == 25
+        assert min(kept_s[: len(kept_s) // 2 - 1]) >= 800 - SLOW_S
+        assert 25 - SLOW_S <= kept_s[-1] <= 25
         await run_one(ledger, leader, "other:1", tenant="other")
-        assert await client.ttl(ledger.keys.result("other:1")) >= 799
+        assert await client.ttl(ledger.keys.result("other:1")) >= 800 - SLOW_S
         # One of its own counts before what all may keep; all of them count for the cell.
         with pytest.raises(Overloaded, match=r"of tenant less .*results_bytes_max 5000"):
             await fill("less", TenantBounds(results_bytes_max=5_000))

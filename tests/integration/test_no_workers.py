@@ -120,7 +120,7 @@ def test_keda_is_told_when_a_first_worker_is_needed_and_when_none_is(stack: Whol
             (told,) = keda.GetMetrics(asked, timeout=WAIT_S).metricValues
             return float(told.metricValueFloat)
 
-        pushed = (told.result for told in keda.StreamIsActive(worker, timeout=WAIT_S))
+        pushed = (told.result for told in keda.StreamIsActive(worker, timeout=4 * WAIT_S))
         # What a gateway knows is of the leader's last renewal.
         assert False in pushed
         sent = send(stack, clients)
@@ -150,6 +150,7 @@ def test_a_gateway_that_drains_does_not_wait_for_keda(stack: WholeStack) -> None
         leaving.process.send(signal.SIGTERM)
         assert not any(told.result for told in pushed), "it ends, and as it should"
     assert leaving.process.join() == 0
+    stack.retire(leaving)
 
 
 def test_one_that_no_worker_came_for_ends_with_an_error_that_says_so(stack: WholeStack) -> None:

@@ -238,6 +238,7 @@ async def test_an_operator_sees_every_leader_and_archive_through_a_gateway(tmp_p
         cluster.gates(100)
         gateway, http = add_doors(cluster, api_keys_file=keys_file(tmp_path))
         leader = await cluster.leader()
+        await (await cluster.submit(max_tokens=5)).done()
         answer = await cluster.submit(max_tokens=200)
         await until(partial(is_up, gateway), "the gateway")
         assert await refusal(gateway, "") is grpc.StatusCode.UNAUTHENTICATED
@@ -263,6 +264,11 @@ async def test_an_operator_sees_every_leader_and_archive_through_a_gateway(tmp_p
         await until(is_whole, "both archives, merged")
         read = ("archive", "cat", "--address", gateway, "--api-key-file", str(key))
         _, said, _ = await kaiten(*read)
+        told = [json.loads(line) for line in said.splitlines()]
+        headers = [entry["header"]["epoch"] for entry in told if "header" in entry]
+        assert headers == [str(part.epoch) for part in segments(folders)]
+        assert len(set(headers)) == 2
+        await pages_tell(http, list(entries(folders)))
         # The leader does not know it any more, and they do.
         for flags, code, word in (
             (("--tenant", "default", "--api-key-file", str(key)), 0, "ended: length"),
@@ -271,11 +277,7 @@ async def test_an_operator_sees_every_leader_and_archive_through_a_gateway(tmp_p
         ):
             explained = await kaiten("explain", "0", "--address", gateway, *flags)
             assert (explained[0], word in "".join(explained[1:])) == (code, True), explained
-        told = [json.loads(line) for line in said.splitlines()]
-        headers = [entry["header"]["epoch"] for entry in told if "header" in entry]
-        assert headers == [str(part.epoch) for part in segments(folders)]
-        assert len(set(headers)) == 2
-        await pages_tell(http, list(entries(folders)))
+            assert "its archives are read" in explained[2]
 
 
 async def test_the_command_shows_the_cell(tmp_path: Path) -> None:

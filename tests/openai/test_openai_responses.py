@@ -49,7 +49,7 @@ def test_a_response_says_what_chat_says(client: OpenAI) -> None:
     assert {name: getattr(response, name) for name in told} == told
     assert response.temperature == 0
     assert response.completed_at is not None
-    assert 0 <= response.completed_at - response.created_at <= 60
+    assert response.completed_at >= response.created_at
     assert client.responses.retrieve(response.id) == response
 
 
