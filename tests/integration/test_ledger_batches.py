@@ -1,5 +1,7 @@
 """What drivers of batches can rely on, however many of them there are."""
 
+from functools import partial
+
 import pytest
 from redis.asyncio import Redis
 
@@ -152,18 +154,19 @@ async def test_nothing_of_a_batch_stays_for_ever(redis_url: str, cell: str) -> N
 
 async def test_a_file_is_there_when_all_of_it_is(redis_url: str, cell: str) -> None:
     ledger = await Ledger.connect(redis_url, cell=cell, limits=LedgerLimits(files_ttl_s=100))
-    files, about = ledger.files, {"filename": "a", "purpose": "batch"}
+    files = ledger.files
+    keep = partial(files.keep, "alice", "f", filename="a", purpose="batch", size_bytes=7, chunks=2)
     await files.put("alice", "f", 0, b"one ")
     with pytest.raises(NotFound):
         await files.find("alice", "f")
     with pytest.raises(Unavailable, match="a piece of the file was lost"):
-        await files.keep("alice", "f", size_bytes=7, chunks=2, **about)
+        await keep()
     await files.put("alice", "f", 1, b"two")
-    kept = await files.keep("alice", "f", size_bytes=7, chunks=2, **about)
+    kept = await keep()
     assert await files.find("alice", "f") == kept
     # A driver that goes on sends its pieces again.
     await files.put("alice", "f", 0, b"one ")
-    assert await files.keep("alice", "f", size_bytes=7, chunks=2, **about) == kept
+    assert await keep() == kept
     assert b"".join([piece async for piece in files.read("alice", kept)]) == b"one two"
     async with Redis.from_url(redis_url) as client:
         for number in range(2):
