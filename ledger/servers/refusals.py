@@ -28,6 +28,9 @@ TRANSIENT: Final = frozenset(
 # Of a script that met a key on its way to another server. It was refused before it wrote: those
 # that write name all keys that may be there.
 ON_THE_WAY: Final = ("undeclared keys were accessed", "access a non local key")
+# Of WAIT and WAITAOF: it has become a replica since it took what they are to wait for, which may be
+# lost with that. What is sent again goes to the next primary.
+NO_MORE_PRIMARY: Final = "cannot be used with replica instances"
 REFUSALS: Final = {
     "OOM": "the ledger's store is out of memory",
     "NOPERM": "the ledger's user lacks a permission",
@@ -62,7 +65,8 @@ def translated(error: Exception) -> Exception:
 def is_transient(error: BaseException) -> bool:
     """Whether the same command may be accepted a moment later."""
     if isinstance(error, redis_errors.ResponseError):
-        return _code(error) in TRANSIENT or any(each in str(error) for each in ON_THE_WAY)
+        words = (*ON_THE_WAY, NO_MORE_PRIMARY)
+        return _code(error) in TRANSIENT or any(each in str(error) for each in words)
     if isinstance(error.__context__, ssl.SSLCertVerificationError):
         return False
     return not isinstance(error, redis_errors.AuthenticationError)

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 from redis import Redis
+from redis.exceptions import ResponseError
 
 from kaiten.local.ports import HeldPort
 from ledger import Ledger, LedgerLimits
 from ledger.acl import keys_rule
 from ledger.servers.commands import ALL, needed
+from ledger.servers.refusals import is_transient, translated
 from service_kit.errors import ConfigError, Unavailable
 from tests.support.store_server import StoreServer
 
@@ -130,3 +132,19 @@ def test_what_is_needed_is_allowed() -> None:
     for kind in ("single", "cluster", "sentinel"):
         assert set(needed(kind, 1)) <= set(ALL)
     assert "wait" not in needed("single", 0)
+
+
+def test_a_primary_that_becomes_a_replica_in_between_has_not_said_the_last_word(
+    tmp_path: Path,
+) -> None:
+    """It took a write, and what waits for its replicas finds it one of them: as the server says it.
+
+    A frozen primary that thaws meets its successor just so.
+    """
+    with StoreServer(tmp_path / "store") as store, Redis.from_url(store.url) as client:
+        client.execute_command("REPLICAOF", "127.0.0.1", 1)
+        for waits in (("WAIT", 1, 1), ("WAITAOF", 0, 1, 1)):
+            with pytest.raises(ResponseError) as refused:
+                client.execute_command(*waits)
+            assert is_transient(refused.value), refused.value
+            assert isinstance(translated(refused.value), Unavailable)
