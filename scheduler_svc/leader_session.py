@@ -138,7 +138,7 @@ class LeaderSession:
         self._before = before = (await self._ledger.cell()).record or CellRecord()
         if before.workers_ready:
             # It had somebody to plan for: its silence since then is its loss.
-            self.timelines.follow(recovered.decided_ns)
+            self.timelines.leader_lost_at(recovered.decided_ns)
         self.roster.weights_digest = self.renewal.told_digest = before.weights_digest
         self.roster.cell = f"{self._ledger.keys.cell} in store {await self._ledger.store_id()}"
         self._journal = Journal(self._requests, self.leader)

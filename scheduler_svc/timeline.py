@@ -258,7 +258,7 @@ class Timelines:
         while self._uncommitted and self._uncommitted[0].end_ns <= last_ns:
             self._uncommitted.popleft().committed_ns = now_ns
 
-    def follow(self, lost_ns: int) -> None:
+    def leader_lost_at(self, lost_ns: int) -> None:
         """The leader before decided nothing any more from then on. Before any command."""
         self._lost_ns = lost_ns
 

@@ -156,18 +156,17 @@ class Front:
             return
         counts = [choice.text.output_tokens for choice in generation.choices]
         reasons = [choice.end.reason for choice in generation.choices if choice.end is not None]
-        done = generation.done_message if generation.is_done else None
-        outcome = self._meters.closed(
-            visit,
-            counts,
-            reasons if generation.is_done else [],
-            error,
-            goes_on=goes_on,
-            is_kept=self._tracing.keeps(trace, reasons, done),
+        done, ended = (generation.done_message, reasons) if generation.is_done else (None, [])
+        is_kept, total = self._tracing.keeps(trace, reasons, done), sum(counts)
+        outcome = self._meters.closed(visit, counts, ended, error, goes_on=goes_on, is_kept=is_kept)
+        self._tracing.closed(
+            trace,
+            outcome,
+            reasons,
+            input_tokens=visit.prompt_tokens,
+            output_tokens=total,
+            done=done,
         )
-        total = sum(counts)
-        used = {"input_tokens": visit.prompt_tokens, "output_tokens": total}
-        self._tracing.closed(trace, outcome, reasons, **used, done=done)
         self._request_log.closed(generation.id, visit, outcome, total, generation.done_message)
 
     async def generate(self, ask: Ask, tenant: Tenant) -> Generation:

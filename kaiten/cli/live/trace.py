@@ -57,7 +57,7 @@ def lines_of(request_id: str, response: ExplainResponse, ui: str) -> Iterator[st
     """The trace's id, and a line for each span."""
     if response.trace_id:
         yield f"trace {response.trace_id}  {link(response.trace_id, ui)}"
-        yield "(unless its client sent another as traceparent, and not by this gateway of late)"
+        yield "(another, if its client brought a traceparent long ago or to another gateway)"
     else:
         yield NO_SPANS
     for choice in response.choices:

@@ -251,7 +251,7 @@ def test_a_new_leader_knows_since_when_the_one_before_was_lost() -> None:
     newcomer = cell.submit(3, 30)
     cell.now_ns += 3 * MS
     cell.timelines = Timelines()
-    cell.timelines.follow(lost_ns)
+    cell.timelines.leader_lost_at(lost_ns)
     cell.lead_anew()
     cell.finish()
     for one, lost_since_ns in (running, lost_ns), (newcomer, lost_ns + 2 * MS):
