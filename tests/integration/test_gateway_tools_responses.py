@@ -1,0 +1,164 @@
+"""Tool calls and reasoning as items of /v1/responses."""
+
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from tests.support.gateway_stack import MODEL, running_gateway, until
+from tests.support.tool_models import (
+    PARIS,
+    SPOKEN,
+    TOOLS,
+    prompt_of,
+    speaking,
+)
+
+RESPONSE_TOOLS: list[Any] = [{"type": "function"} | each["function"] for each in TOOLS]
+SAID = f'{SPOKEN["qwen3"]}\nDone, "é 日本".'
+
+
+def shape(item: Any) -> tuple[str, str]:
+    """What an item is and says."""
+    if item.type == "function_call":
+        return item.name, item.arguments
+    return item.type, "".join(part.text for part in item.content)
+
+
+SHAPES = [
+    ("reasoning", "Hm."),
+    ("message", "I see."),
+    ("get_weather", PARIS),
+    ("clock", "{}"),
+    ("message", 'Done, "é 日本".'),
+]
+
+
+async def test_responses_have_items_of_each_kind(tmp_path: Path, redis_url: str, cell: str) -> None:
+    """Whole, streamed, told again, and by the package's own helper: the same."""
+    async with speaking("qwen3", tmp_path, redis_url, cell, tokens_per_step=7) as stack:
+        stack.says(SAID)
+        responses = stack.gateway.openai.responses
+        asked: dict[str, Any] = {"model": MODEL, "input": "Weather?", "tools": RESPONSE_TOOLS}
+        whole = await responses.create(**asked)
+        assert [shape(item) for item in whole.output] == SHAPES
+        assert whole.status == "completed"
+        assert {item.status for item in whole.output} == {"completed"}
+        assert [tool.name for tool in whole.tools] == ["get_weather", "clock"]
+        assert len({item.id for item in whole.output}) == 5
+        assert await responses.retrieve(whole.id) == whole
+
+        async with responses.stream(**asked) as stream:
+            events = [event async for event in stream]
+            final = await stream.get_final_response()
+        assert [shape(item) for item in final.output] == SHAPES
+        numbers = [event.sequence_number for event in events]
+        assert numbers == sorted({*numbers})
+        kinds = [event.type.removeprefix("response.") for event in events]
+        assert kinds[:2] == ["created", "in_progress"]
+        assert kinds.count("output_item.added") == kinds.count("output_item.done") == 5
+        assert kinds.count("function_call_arguments.done") == 2
+        assert kinds.count("function_call_arguments.delta") > 2
+
+
+def folded(events: list[Any]) -> list[tuple[str, str]]:
+    """Deltas of one item put together; all other events by their kind."""
+    found: list[tuple[str, str]] = []
+    for event in events:
+        kind = event.type
+        text = event.delta if kind.endswith(".delta") else ""
+        if text and found and found[-1][0] == kind:
+            found[-1] = kind, found[-1][1] + text
+        else:
+            found.append((kind, text))
+    return found
+
+
+async def test_a_stream_of_items_goes_on_after_any_event_at_another_gateway(
+    tmp_path: Path, redis_url: str, cell: str
+) -> None:
+    """However its tokens come together there."""
+    async with speaking("qwen3", tmp_path, redis_url, cell, tokens_per_step=4) as stack:
+        stack.says(SAID)
+        responses = stack.gateway.openai.responses
+        events = [
+            event
+            async for event in await responses.create(
+                model=MODEL, input="Weather?", tools=RESPONSE_TOOLS, stream=True
+            )
+        ]
+        whole: Any = events[-1]
+        async with running_gateway(tmp_path / "qwen3", redis_url, cell) as other:
+            await until(lambda: not other.service.front.readiness.problem, "readiness")
+            assert await other.openai.responses.retrieve(whole.response.id) == whole.response
+            for index in range(0, len(events), 5):
+                after = events[index].sequence_number
+                stream = await other.openai.responses.retrieve(
+                    whole.response.id, stream=True, starting_after=after
+                )
+                rest = [event async for event in stream]
+                assert folded([*events[: index + 1], *rest]) == folded(events)
+
+
+async def test_a_conversation_of_responses_goes_on_with_what_came_of_its_calls(
+    tmp_path: Path, redis_url: str, cell: str
+) -> None:
+    async with speaking("qwen3", tmp_path, redis_url, cell) as stack:
+        stack.says(SPOKEN["qwen3"])
+        responses = stack.gateway.openai.responses
+        first = await responses.create(model=MODEL, input="Weather?", tools=RESPONSE_TOOLS)
+        calls = [item for item in first.output if item.type == "function_call"]
+        outputs: list[Any] = [
+            {"type": "function_call_output", "call_id": call.call_id, "output": f"so {number}"}
+            for number, call in enumerate(calls)
+        ]
+        stack.says("It is clear.")
+        by_id = await responses.create(
+            model=MODEL, previous_response_id=first.id, input=outputs, tools=RESPONSE_TOOLS
+        )
+        said: list[Any] = [{"role": "user", "content": "Weather?"}]
+        said += [item.model_dump(exclude_none=True) for item in first.output]
+        in_full = await responses.create(model=MODEL, input=[*said, *outputs], tools=RESPONSE_TOOLS)
+        assert by_id.output_text == in_full.output_text == "It is clear."
+        # As the package's types have it, with every field that they know and nobody has said.
+        whole: list[Any] = [said[0], *(item.model_dump() for item in first.output)]
+        assert None in whole[-1].values()
+        asked: dict[str, Any] = {"model": MODEL, "input": [*whole, *outputs]}
+        nothing = dict.fromkeys(("prompt", "context_management", "moderation", "image"))
+        await responses.create(**asked, tools=RESPONSE_TOOLS, extra_body=nothing)
+        # The model was told the same every way, and in its own way.
+        assert prompt_of(stack, -1) == prompt_of(stack, -2) == prompt_of(stack, -3)
+        assert f'"arguments": {PARIS}}}\n</tool_call>' in prompt_of(stack)
+        assert "<tool_response>\nso 1\n</tool_response>" in prompt_of(stack)
+        items = [item async for item in responses.input_items.list(by_id.id, order="asc")]
+        assert [item.type for item in items] == [
+            "message",
+            "reasoning",
+            "message",
+            "function_call",
+            "function_call",
+            "function_call_output",
+            "function_call_output",
+        ]
+
+
+async def test_wrong_tools_of_responses_are_named_as_its_body_has_them(
+    tmp_path: Path, redis_url: str, cell: str
+) -> None:
+    async with speaking("qwen3", tmp_path, redis_url, cell) as stack:
+        call = {"type": "function_call", "call_id": "c", "name": "clock", "arguments": "["}
+        wrong: list[tuple[dict[str, Any], str]] = [
+            ({"tools": [{"type": "function", "name": "a b"}]}, "tools.0.name"),
+            ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
+            ({"tools": [RESPONSE_TOOLS[1]] * 2}, "tools.1.name"),
+            ({"tool_choice": "required"}, "tool_choice"),
+            ({"input": [call]}, "input"),
+            ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0.type"),
+        ]
+        for fields, param in wrong:
+            with pytest.raises(openai.BadRequestError) as caught:
+                await stack.gateway.openai.responses.create(
+                    **({"model": MODEL, "input": "x"} | fields)
+                )
+            assert caught.value.param == param, fields
