@@ -39,7 +39,7 @@ def lone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreServer]:
 
 def take_slots(admin: Redis) -> None:
     """All, of a cluster of one: it has none."""
-    admin.flushall()
+    admin.execute_command("FLUSHALL")
     admin.execute_command("CLUSTER", "FLUSHSLOTS")
 
 
