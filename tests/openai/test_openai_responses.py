@@ -281,6 +281,7 @@ def test_the_same_key_is_the_same_response(client: OpenAI) -> None:
         ("include", "message.output_text.logprobs", {"include": ["file_search_call.results"]}),
         ("metadata", "at most 16", {"metadata": {str(n): "" for n in range(17)}}),
         ("metadata", "512", {"metadata": {"a": "b" * 513}}),
+        ("user", "512", {"user": "b" * 513}),
         ("truncation", "'auto' or 'disabled'", {"truncation": "some"}),
         (
             "input.1.id",

@@ -11,7 +11,12 @@ from gateway.http.json_body import cut
 from gateway.openai.fields.structured_outputs import ResponseTextFormat
 from gateway.openai.fields.tools import Choice, chosen, tool_of
 from gateway.openai.generation_body import SamplingBody
-from gateway.openai.request_body import FAIL_FAST, RequestBody, check_metadata
+from gateway.openai.request_body import (
+    FAIL_FAST,
+    METADATA_VALUE_CHARS_MAX,
+    RequestBody,
+    check_metadata,
+)
 from gateway.openai.responses.reply import (
     AnyJson,
     AnyText,
@@ -26,6 +31,7 @@ from gateway.requests.validation import Limits, check_option
 from gateway.values.generation_request import Ask, ChatPrompt, Message, ToolCall
 from service_kit.errors import InvalidRequest
 
+TOLD_AGAIN: Final = ("user", "safety_identifier", "prompt_cache_key")
 LOGPROBS_INCLUDED: Final = "message.output_text.logprobs"
 Included = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
 
@@ -241,7 +247,8 @@ class ResponseBody(SamplingBody):
     metadata: dict[str, str] | None = None
     """Yours: told again with the response. At most 16 of 64 and 512 characters."""
     user: str | None = None
-    """As metadata: told again, and nothing else comes of it. So are the next two."""
+    """As metadata: told again, and nothing else comes of it. At most 512 characters. So are the next
+    two."""
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     stream: bool | None = None
@@ -371,3 +378,7 @@ class ResponseBody(SamplingBody):
         if self.max_output_tokens == 0:
             raise InvalidRequest("max_output_tokens", "must be at least 1, got 0")
         check_metadata(self.metadata)
+        for field in TOLD_AGAIN:
+            if len(getattr(self, field) or "") > METADATA_VALUE_CHARS_MAX:
+                rule = f"must have at most {METADATA_VALUE_CHARS_MAX} characters"
+                raise InvalidRequest(field, rule)
