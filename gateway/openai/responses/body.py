@@ -247,8 +247,8 @@ class ResponseBody(SamplingBody):
     metadata: dict[str, str] | None = None
     """Yours: told again with the response. At most 16 of 64 and 512 characters."""
     user: str | None = None
-    """As metadata: told again, and nothing else comes of it. At most 512 characters. So are the next
-    two."""
+    """As metadata: told again, and nothing else comes of it. At most 512 characters. So are the
+    next two."""
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     stream: bool | None = None

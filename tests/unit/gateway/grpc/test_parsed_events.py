@@ -194,7 +194,7 @@ def test_the_only_call_ends_the_output_by_the_same_token_everywhere(family: str)
 
 
 @pytest.mark.parametrize("is_single_call", [False, True])
-def test_the_token_that_stopped_it_is_no_text(is_single_call: bool) -> None:  # noqa: FBT001
+def test_the_token_that_stopped_it_is_no_text(is_single_call: bool) -> None:
     text = "Hello world"
     choice = choice_of(speech_of("hermes", is_single_call=is_single_call))
     token_ids = [*ids_of(text), *ids_of("#")]
