@@ -78,7 +78,7 @@ async def test_a_killed_leader_has_a_successor_at_once(tmp_path: Path) -> None:
     """Which meets a worker first that is too small for all that it resumes."""
     async with followed(tmp_path) as (cluster, _):
         first, second = cluster.schedulers
-        (large,), small = [*cluster.workers], cluster.add_worker({"kv_blocks": 8})
+        (large,), small = [*cluster.workers], cluster.add_worker({"kv_blocks": 3})
         small.start()
         await cluster.ready(workers=2)
         await mixed(cluster)
