@@ -25,12 +25,12 @@ from gateway.openai.batches.lines import (
     answer_of,
     line_of,
 )
+from gateway.openai.batches.outputs import ChunkWriter
 from gateway.openai.batches.usage import UsageSum
 from gateway.openai.batches.window import Window
 from gateway.openai.operation import Api
 from gateway.tenants import Keyring
 from ledger.batches.batches import BatchName, StoredBatch
-from ledger.batches.files import CHUNK_BYTES
 from service_kit.error_table import retry_after_s
 from service_kit.errors import InvalidRequest, KaitenError, NotFound, Overloaded, Unavailable
 
@@ -355,44 +355,37 @@ class BatchRun:
         is_ok: bool,
     ) -> str:
         """Its id; empty: it would be. `tell` is told of each answer."""
-        files, tenant = self._link.ledger.files, self._name.tenant
-        id = f"file-{self._name.id.removeprefix('batch_')}-{OUTPUTS[is_ok]}"
-        buffer, count, size = bytearray(), 0, 0
+        kind = OUTPUTS[is_ok]
+        id = f"file-{self._name.id.removeprefix('batch_')}-{kind}"
+        writer = ChunkWriter(self._link.ledger.files, self._name.tenant, id)
+        async for answer in self._answers(numbers, is_ok=is_ok):
+            await writer.write(answer)
+            if tell is not None:
+                tell(answer)
+        await writer.end()
+        if not writer.size_bytes:
+            return ""
+        await self._keep_file(batch, writer, f"{self._name.id}_{kind}.jsonl")
+        return id
+
+    async def _answers(self, numbers: list[int], *, is_ok: bool) -> AsyncIterator[bytes]:
         for start in range(0, len(numbers), AT_ONCE):
             some = numbers[start : start + AT_ONCE]
             for answer in await self._link.ledger.batches.answers(self._name, some):
                 if answer[:1] == OK[is_ok]:
-                    buffer += answer[1:] + b"\n"
-                    if tell is not None:
-                        tell(answer[1:])
-            while len(buffer) >= CHUNK_BYTES:
-                await files.put(tenant, id, count, bytes(buffer[:CHUNK_BYTES]))
-                del buffer[:CHUNK_BYTES]
-                count, size = count + 1, size + CHUNK_BYTES
-        if buffer:
-            await files.put(tenant, id, count, bytes(buffer))
-            count, size = count + 1, size + len(buffer)
-        if not count:
-            return ""
-        filename = f"{self._name.id}_{OUTPUTS[is_ok]}.jsonl"
+                    yield answer[1:]
+
+    async def _keep_file(self, batch: StoredBatch, writer: ChunkWriter, filename: str) -> None:
+        """Computed and not lost: it waits until its tenant has made room."""
         while True:
             try:
-                await files.keep(
-                    tenant,
-                    id,
-                    filename=filename,
-                    purpose="batch_output",
-                    size_bytes=size,
-                    chunks=count,
-                    ttl_s=batch.number("output_ttl_s") or None,
-                )
-                return id
+                await writer.keep(filename, batch.number("output_ttl_s") or None)
+                return
             except Overloaded as error:
-                # Computed and not lost: until its tenant has made room for it.
                 log.warning("batch.waits_for_room", batch=self._name.id, reason=str(error))
-                await asyncio.sleep(ROOM_S)
-                # NotFound: it has waited for so long that nobody could ask for it any more.
-                await self._link.ledger.batches.find(self._name)
+            await asyncio.sleep(ROOM_S)
+            # NotFound: it has waited for so long that nobody could ask for it any more.
+            await self._link.ledger.batches.find(self._name)
 
     async def _lines(self, batch: StoredBatch) -> AsyncIterator[bytes]:
         """Empty ones are none."""
