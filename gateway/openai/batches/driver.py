@@ -17,7 +17,7 @@ import structlog
 
 from gateway.cell.ledger_session import LedgerLink
 from gateway.observe.metrics import BatchMeters
-from gateway.openai.batches.files import lines_of
+from gateway.openai.batches.files import TooManyLines, at_most, lines_of
 from gateway.openai.batches.lines import (
     Line,
     LineAnswer,
@@ -67,6 +67,8 @@ class BatchDriver:
         self._api = api
         self._keyring = keyring
         self._window = Window(api.front.readiness)
+        # One file at a time.
+        self._counting = asyncio.Lock()
         self._who = secrets.token_hex(8)
         self._driven: dict[BatchName, asyncio.Task[None]] = {}
         self._meters = BatchMeters(api.metrics.meter, lambda: len(self._driven))
@@ -115,7 +117,9 @@ class BatchDriver:
     async def _drive(self, name: BatchName) -> None:
         """Until it is over, is somebody else's, or the store is away: then all begins anew."""
         driving = asyncio.create_task(
-            BatchRun(self._api, self._keyring, self._window, self._meters, name).to_its_end()
+            BatchRun(
+                self._api, self._keyring, self._window, self._counting, self._meters, name
+            ).to_its_end()
         )
         try:
             while not driving.done():
@@ -135,13 +139,22 @@ class BatchDriver:
 
 
 class BatchRun:
-    """One batch, from where it is to its end."""
+    """One batch, from where it is to its end. It holds `counting` while it counts its lines: a
+    file may be long, and there may be many.
+    """
 
     def __init__(
-        self, api: Api, keyring: Keyring, window: Window, meters: BatchMeters, name: BatchName
+        self,
+        api: Api,
+        keyring: Keyring,
+        window: Window,
+        counting: asyncio.Lock,
+        meters: BatchMeters,
+        name: BatchName,
     ) -> None:
         self._api = api
         self._window = window
+        self._counting = counting
         self._meters = meters
         self._name = name
         self._tenant = keyring.named(name.tenant)
@@ -163,7 +176,8 @@ class BatchRun:
                 return
             match batch.status:
                 case "validating":
-                    await self._validate(batch)
+                    async with self._counting:
+                        await self._validate(batch)
                 case "in_progress":
                     await self._compute(batch)
                 case "cancelling" | "finalizing":
@@ -176,14 +190,12 @@ class BatchRun:
         """Count the lines. What is wrong with one of them is told as its answer."""
         total, problem = 0, ""
         try:
-            async for _ in self._lines(batch):
+            async for _ in self._lines(batch, lines_max=LINES_MAX):
                 total += 1
-        except InputGone as error:
+        except (InputGone, TooManyLines) as error:
             problem = str(error)
         if not total:
             problem = problem or "the input file has no line"
-        if total > LINES_MAX:
-            problem = f"the input file must have at most {LINES_MAX} lines, it has {total}"
         of = ("validating",)
         if problem:
             fields = {"problem": problem, "total": str(total)}
@@ -387,13 +399,18 @@ class BatchRun:
             # NotFound: it has waited for so long that nobody could ask for it any more.
             await self._link.ledger.batches.find(self._name)
 
-    async def _lines(self, batch: StoredBatch) -> AsyncIterator[bytes]:
-        """Empty ones are none."""
+    async def _lines(
+        self, batch: StoredBatch, *, lines_max: int | None = None
+    ) -> AsyncIterator[bytes]:
+        """Empty ones are none. TooManyLines: they are more than `lines_max` with them."""
         files, tenant = self._link.ledger.files, self._name.tenant
         id = batch.fields["input_file_id"]
         try:
             stored = await files.find(tenant, id)
-            async for line in lines_of(files.read(tenant, stored), self._api.config.body_bytes_max):
+            pieces = files.read(tenant, stored)
+            if lines_max is not None:
+                pieces = at_most(lines_max, pieces)
+            async for line in lines_of(pieces, self._api.config.body_bytes_max):
                 if line.strip():
                     yield line
         except NotFound:
