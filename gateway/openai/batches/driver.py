@@ -22,14 +22,15 @@ from gateway.openai.batches.lines import (
     Line,
     LineAnswer,
     LineProblem,
+    LineResponse,
     answer_of,
     line_of,
 )
 from gateway.openai.batches.outputs import ChunkWriter
 from gateway.openai.batches.usage import UsageSum
-from gateway.openai.batches.window import Window
+from gateway.openai.batches.window import Share, Window
 from gateway.openai.operation import Api
-from gateway.tenants import Keyring
+from gateway.tenants import Keyring, Tenant
 from ledger.batches.batches import BatchName, StoredBatch
 from service_kit.error_table import retry_after_s
 from service_kit.errors import InvalidRequest, KaitenError, NotFound, Overloaded, Unavailable
@@ -157,9 +158,15 @@ class BatchRun:
         self._counting = counting
         self._meters = meters
         self._name = name
-        self._tenant = keyring.named(name.tenant)
+        self._keyring = keyring
+        self._share = Share(window)
         # By this process's clock, once it is being computed.
         self._expires_s = 0.0
+
+    @property
+    def _tenant(self) -> Tenant:
+        """As its keys file has it now."""
+        return self._keyring.named(self._name.tenant)
 
     @property
     def _link(self) -> LedgerLink:
@@ -236,7 +243,7 @@ class BatchRun:
         try:
             async with asyncio.TaskGroup() as running:
                 async for number, line in self._good_lines(batch, done):
-                    await self._window.room()
+                    await self._share.room()
                     is_open = asyncio.Event()
                     running.create_task(self._run(batch, number, line, is_open))
                     with suppress(TimeoutError):
@@ -270,23 +277,36 @@ class BatchRun:
     async def _run(
         self, batch: StoredBatch, number: int, line: Line, is_open: asyncio.Event
     ) -> None:
-        async with self._window.place():
-            await self._answer_line(batch, number, line, is_open)
+        """Refused, it leaves its place to other lines until it may be asked again."""
 
-    async def _answer_line(
-        self, batch: StoredBatch, number: int, line: Line, is_open: asyncio.Event
-    ) -> None:
-        endpoint, id = batch.fields["endpoint"], self._request_id(number)
+        def on_accepted() -> None:
+            self._share.let_in(number)
+            is_open.set()
+
         while True:
-            try:
-                left_s = max(0.0, self._expires_s - self._now_s()) + PARTING_S
-                response = await answer_of(
-                    self._api, self._tenant, id, line, endpoint, left_s, is_open.set
-                )
-                break
-            except (Overloaded, Unavailable) as error:
-                await asyncio.sleep(retry_after_s(error) or LOOK_S)
-        is_open.set()
+            async with self._window.place():
+                try:
+                    response = await self._asked(batch, number, line, on_accepted)
+                except (Overloaded, Unavailable) as error:
+                    self._share.refused(number)
+                    wait_s = retry_after_s(error) or LOOK_S
+                else:
+                    on_accepted()
+                    await self._keep_answer(number, line, response)
+                    self._share.answered()
+                    return
+            await self._share.change(wait_s)
+
+    async def _asked(
+        self, batch: StoredBatch, number: int, line: Line, on_accepted: Callable[[], None]
+    ) -> LineResponse:
+        """By what its tenant may now."""
+        endpoint, id = batch.fields["endpoint"], self._request_id(number)
+        left_s = max(0.0, self._expires_s - self._now_s()) + PARTING_S
+        return await answer_of(self._api, self._tenant, id, line, endpoint, left_s, on_accepted)
+
+    async def _keep_answer(self, number: int, line: Line, response: LineResponse) -> None:
+        id = self._request_id(number)
         found = LineAnswer(id=f"batch_req_{id}", custom_id=line.custom_id, response=response)
         raw, is_ok = msgspec.json.encode(found), response.status_code < 400
         try:
