@@ -12,6 +12,7 @@ from redis.asyncio import Redis
 
 from gateway.openai.batches import driver
 from gateway.openai.batches.operations import WINDOW_S
+from gateway.openai.batches.window import Window
 from gateway.requests.service import Front
 from gateway.requests.stream import Generation
 from gateway.tenants import PRIORITY_MAX
@@ -80,11 +81,12 @@ async def test_lines_begin_one_after_the_other_unless_the_ledger_is_slow(
 
 
 async def test_who_is_refused_holds_up_no_other_and_goes_on_by_what_it_may_now(
-    tmp_path: Path, redis_url: str, cell: str
+    tmp_path: Path, redis_url: str, cell: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Lines of alice, more than are under way at once, are refused until her entry says more: by
     then all her keys are gone.
     """
+    monkeypatch.setattr(Window, "size", 4)
     file = tmp_path / "keys.toml"
     keys = {name: hashlib.sha256(name.encode()).hexdigest() for name in ("alice", "bob")}
     bob = f'[tenants.bob]\nkeys = ["sha256:{keys["bob"]}"]\n'
