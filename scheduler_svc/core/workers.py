@@ -198,9 +198,7 @@ class Worker:
         return slot
 
     def change(self, spec: WorkerSpec) -> None:
-        """Budgets and features may change while plans are in flight, and nothing else. With windows
-        a step never has more tokens than at first, which is what admission counts with.
-        """
+        """Budgets and features alone may, with plans in flight; with windows no step grows."""
         step, mixed, features = spec.step_tokens_max, spec.mixed_tokens_max, spec.features
         same = replace(self.spec, step_tokens_max=step, mixed_tokens_max=mixed, features=features)
         assert spec == same, f"{spec} is another worker than {self.spec}"
