@@ -28,7 +28,12 @@ from gateway.requests.stream import (
     Generation,
     replay,
 )
-from gateway.requests.validation import Limits, Model, check, check_request_id, to_record
+from gateway.requests.submit_record import Model, to_record
+from gateway.requests.validation import (
+    Limits,
+    check,
+    check_request_id,
+)
 from gateway.tenants import Tenant
 from gateway.text.detokenizer import decode_in_turns
 from gateway.text.model_card import ModelCard
