@@ -247,8 +247,11 @@ def _slides(hf: _HfConfig, family: Family, name: str) -> list[bool]:
     """Of each layer, whether it attends to a window only."""
     count, window = hf.num_hidden_layers, hf.sliding_window
     is_on = window is not None and (hf.use_sliding_window or not family.has_window_switch)
-    if hf.layer_types is not None:
-        slides = _typed_as_sliding(hf.layer_types, count, name)
+    typed = None if hf.layer_types is None else _typed_as_sliding(hf.layer_types, count, name)
+    if not family.may_slide:
+        slides = [False] * count
+    elif typed is not None and family.has_layer_types:
+        slides = typed
     elif family.has_window_pattern:
         slides = [(layer + 1) % hf.sliding_window_pattern != 0 for layer in range(count)]
     elif family.has_layers_without_rope:
@@ -257,6 +260,12 @@ def _slides(hf: _HfConfig, family: Family, name: str) -> list[bool]:
         # The first `max_window_layers` layers see everything.
         first = (hf.max_window_layers or 0) if family.has_window_switch else 0
         slides = [is_on and layer >= first for layer in range(count)]
+    of_family = "all slide, as sliding_window says" if any(slides) else "none slides"
+    _require(
+        typed in (None, slides),
+        f"{name}: layer_types has sliding_attention for other layers than slide in this family, of "
+        f"which {of_family}",
+    )
     if any(slides):
         off = "use_sliding_window is false" if window is not None else "sliding_window is null"
         _require(

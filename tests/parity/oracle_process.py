@@ -57,7 +57,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "llama-rope-llama3": ("Llama", {"num_key_value_heads": 1, "rope_parameters": _LLAMA3}),
-    "llama-rope-linear": ("Llama", {"vocab_size": 401, "rope_parameters": _LINEAR}),
+    # It says a window, which this family does not have.
+    "llama-rope-linear": (
+        "Llama",
+        {"vocab_size": 401, "rope_parameters": _LINEAR, "sliding_window": 12},
+    ),
     "llama-rope-yarn": ("Llama", {"head_dim": 32, "rope_parameters": _YARN}),
     "mistral-gqa": ("Mistral", {"sliding_window": None}),
     "mistral-wide-head": ("Mistral", {"head_dim": 32, "rope_parameters": _THETA}),

@@ -108,6 +108,10 @@ def test_what_a_family_has(changes: dict[str, Any], expected: dict[str, Any]) ->
         ),
         (family("Mistral") | {"sliding_window": 9, "layer_types": ["full_attention"] * 4}, None),
         (family("Mistral") | {"sliding_window": 9, "layer_types": ["sliding_attention"] * 4}, 9),
+        (family("Phi3") | {"sliding_window": 9, "use_sliding_window": False}, 9),
+        # Some families never slide, whatever the file says.
+        ({"sliding_window": 9}, None),
+        *((family(name) | {"sliding_window": 9}, None) for name in ("Granite", "Olmo2", "Gemma")),
     ],
 )
 def test_a_sliding_window_is_seen_where_it_matters(
@@ -209,6 +213,14 @@ def test_yarn_scales_its_magnitude() -> None:
         (
             {"layer_types": ["full_attention"] * 2 + ["linear_attention", "mamba"]},
             "layer_types has linear_attention, mamba, which kaiten does not compute; it computes",
+        ),
+        (
+            {"layer_types": SLIDES_THIRD, "sliding_window": 9},
+            "sliding_attention for other layers than slide in this family, of which none slides",
+        ),
+        (
+            family("Phi3") | {"layer_types": SLIDES_THIRD, "sliding_window": 9},
+            "than slide in this family, of which all slide, as sliding_window says",
         ),
         ({"num_key_value_heads": 3}, "8 heads are not a multiple of 3"),
         ({"hidden_size": 60}, "hidden_size 60 is not a multiple of 8"),
