@@ -26,7 +26,7 @@ from tests.support.relay import Relay
 
 # Longer than every wait of a test: who leads before has not waited for the lease.
 NEVER_RUNS_OUT = {"lease_ttl_s": 3600.0}
-STEADY = {"step_ms": 10}
+STEADY = {"step_ms": 20}
 US = Leader(epoch=5, nonce=7)
 
 
@@ -63,8 +63,8 @@ async def followed(
 
 async def mixed(cluster: Cluster) -> None:
     """Choices of several kinds, each under way."""
-    answers = await cluster.submit_many(4, max_tokens=150)
-    answers += await cluster.submit_many(2, max_tokens=150, n=2, logprobs=1)
+    answers = await cluster.submit_many(4, max_tokens=75)
+    answers += await cluster.submit_many(2, max_tokens=75, n=2, logprobs=1)
     for answer in answers:
         await answer.has_tokens(5)
 
