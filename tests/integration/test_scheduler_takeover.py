@@ -75,10 +75,17 @@ def assert_all_whole(cluster: Cluster) -> None:
 
 
 async def test_a_killed_leader_has_a_successor_at_once(tmp_path: Path) -> None:
+    """Which meets a worker first that is too small for all that it resumes."""
     async with followed(tmp_path) as (cluster, _):
         first, second = cluster.schedulers
+        (large,), small = [*cluster.workers], cluster.add_worker({"kv_blocks": 3})
+        small.start()
+        await cluster.ready(workers=2)
         await mixed(cluster)
+        large.send(signal.SIGSTOP)
         first.kill()
+        await until(lambda: cluster.events(second, "worker.joined"), "the small one has joined")
+        large.send(signal.SIGCONT)
         await cluster.all_done()
         assert_all_whole(cluster)
         assert await cluster.leader() is second
