@@ -170,8 +170,8 @@ class Scheduler:
                 self._cell.end(live, Reason.DEADLINE_EXCEEDED, now_ns, events, "")
             elif (hopeless := why_hopeless(self.workers.values(), live, now_ns)) is not None:
                 self._cell.end(live, Reason.DEADLINE_EXCEEDED, now_ns, events, hopeless)
-            elif live.misfit_ns is not None and live.misfit_ns <= now_ns:
-                live.misfit_ns = None
+            elif self._cell.misfits.get(live.request.sequence_id, now_ns + 1) <= now_ns:
+                del self._cell.misfits[live.request.sequence_id]
                 if (misfit := why_misfit(self.workers.values(), live)) is not None:
                     error = f"{misfit}, and none that can came in time"
                     self._cell.end(live, Reason.UNSERVED, now_ns, events, error)
@@ -195,9 +195,7 @@ class Scheduler:
         for sequence in worker.members:
             if not worker.can_hold(sequence):
                 self._cell.preempt(worker, sequence)
-        for live in self._cell.live.values():
-            if why_misfit(self.workers.values(), live) is None:
-                live.misfit_ns = None
+        self._deadlines.end_fit_waits()
         self._deadlines.await_fit(now_ns)
         return self._outcome()
 
