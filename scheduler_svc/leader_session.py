@@ -257,6 +257,7 @@ class LeaderSession:
             log.error("step.rejected", worker_id=link.worker_id, reason=str(error))
             link.reject(str(error))
             return
+        link.answered(result.timings)
         assert outcome.tokens is not None
         if flight is not None:
             self.watching.stepped(flight, command.result, now_ns)

@@ -231,7 +231,6 @@ class Roster:
     def step_arrived(self, link: WorkerLink, result: StepMessage) -> None:
         # As good as a heartbeat, and a busy worker's may be late.
         link.silent_ns = 0
-        link.answered(result.timings)
         self._session.step_arrived(link, result)
 
     def plan_written(self, link: WorkerLink, after_ns: int) -> None:

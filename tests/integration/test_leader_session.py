@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from kaiten.v1.ledger_pb2 import CellRecord
-from kaiten.v1.worker_service_pb2 import Plan, StepResult
+from kaiten.v1.worker_service_pb2 import Plan, StepResult, StepTimings
 from ledger import Candidate, Ledger
 from ledger.commits import PAGE_ENTRIES
 from scheduler_svc.commit_queue import CommitQueue
@@ -306,8 +306,12 @@ async def test_a_result_is_a_sign_of_life(ledger: Ledger) -> None:
         session.roster.register(NOWHERE, worker("w"))
         link = session.roster.links["w"]
         link.silent_ns = 1
-        session.roster.step_arrived(link, StepResult(boot_id="another"))
+        endless = StepTimings(forward_us=(1 << 64) - 1, sample_us=(1 << 64) - 1)
+        before_ns = link.step_ns_max
+        session.roster.step_arrived(link, StepResult(boot_id="another", timings=endless))
         assert link.silent_ns == 0
+        assert link._rejections == 1
+        assert (link.step_ns_max, link.expected_step_us(0)) == (before_ns, 0), "it is not believed"
 
 
 async def test_books_are_looked_through_once_a_minute_and_one_worker_a_turn(
