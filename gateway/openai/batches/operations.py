@@ -209,7 +209,7 @@ OPERATIONS: Final = (
         "/v1/batches",
         "createBatch",
         create_batch,
-        (409, *READS),
+        CREATES,
         (Batch,),
         (NAMED,),
         BatchBody,
