@@ -81,10 +81,8 @@ class Submissions:
         if bounds.results_bytes_max is None:
             bounds = replace(bounds, results_bytes_max=limits.tenant_results_bytes_max)
         prompt_tokens = len(record.prompt_token_ids)
-        choices_max = _least(limits.requests_max, bounds.requests_max)
         tokens_max = _least(limits.prompt_tokens_max, bounds.prompt_tokens_max)
-        if not 1 <= record.n <= choices_max:
-            raise InvalidRequest("n", f"must be in [1, {choices_max}], got {record.n}")
+        self._check_choices(record.n, bounds)
         # The scheduler takes these two for granted: an entry that crashes it is there again when it
         # is back.
         if not prompt_tokens:
@@ -124,6 +122,12 @@ class Submissions:
             sequence_id=int(rest[0]), journal_seq=int(rest[1]), is_new=verdict == b"NEW"
         )
 
+    def _check_choices(self, choices: int, bounds: TenantBounds) -> None:
+        """InvalidRequest: more than there may ever be, however long one waits."""
+        most = _least(self._store.limits.requests_max, bounds.requests_max)
+        if not 1 <= choices <= most:
+            raise InvalidRequest("n", f"must be in [1, {most}], got {choices}")
+
     def _submit_keys(self, record: SubmitRecord) -> tuple[str, ...]:
         keys, tenant = self._store.keys, record.tenant
         return keys.inbox, keys.load, keys.lease, keys.request(record.id), keys.results(tenant)
@@ -134,6 +138,7 @@ class Submissions:
         Passing promises nothing; only submit decides.
         """
         limits = self._store.limits
+        self._check_choices(choices, bounds)
         theirs, all_ = await self.load(tenant), await self.load()
         requests_max, tokens_max = limits.requests_max, limits.prompt_tokens_max
         for verdict, live, bound in (
@@ -226,7 +231,7 @@ class Submissions:
         """
         keys = self._store.keys
         verdict, *_ = await self._store.script(
-            scripts.FORGET, (keys.request(id), keys.result(id)), ()
+            scripts.FORGET, (keys.request(id), keys.result(id), keys.load), ()
         )
         if verdict == b"NONE":
             raise NotFound(f"request {id}")

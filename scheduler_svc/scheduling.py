@@ -138,7 +138,10 @@ class SchedulingSettings(Settings):
     misfit_wait_s: float = Field(
         default=30.0,
         ge=0.001,
-        description="a request that only fits a lost worker waits this long for one like it",
+        description=(
+            "a request that only fits a lost worker, or came before all workers, waits this long "
+            "for one that it fits"
+        ),
     )
 
     def model_post_init(self, _context: object) -> None:

@@ -30,9 +30,11 @@ def cpu_s() -> float:
             try:
                 # From the third on; the second is a name that may hold anything.
                 fields = Path(entry.path, "stat").read_text().rpartition(")")[2].split()
-            except OSError:
+                parent = int(fields[1])
+            except (OSError, ValueError, IndexError):
+                # It is gone, or goes while it is read: then it may say anything.
                 continue
-            children[int(fields[1])].append(int(entry.name))
+            children[parent].append(int(entry.name))
             # utime, stime and both of its ended children: fields 14 to 17 of proc(5).
             own_ticks[int(entry.name)] = sum(map(int, fields[11:15]))
     ticks, left = 0, [os.getpid()]

@@ -136,17 +136,17 @@ class _Child:
         """The running process, a new one if there is none."""
         if self.process is not None and self.process.returncode is None:
             return self.process
-        self.process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", self._work.module),
-            # The first place on its path, wherever this process has its own from.
-            cwd=PACKAGES,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-        )
         try:
+            self.process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", self._work.module),
+                # The first place on its path, wherever this process has its own from.
+                cwd=PACKAGES,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+            )
             async with asyncio.timeout(START_S_MAX):
                 await _exchange(self.process, self._setup, REPLY_HEAD_BYTES)
-        except (OSError, TimeoutError, asyncio.IncompleteReadError) as error:
+        except (OSError, ValueError, TimeoutError, asyncio.IncompleteReadError) as error:
             await self.close()
             raise Unavailable(f"the process for {self._work.subject} does not start") from error
         return self.process

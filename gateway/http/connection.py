@@ -24,6 +24,8 @@ FAREWELL_S: Final = 1.0
 class ConnectionLimits:
     """`headers_s_max` counts from the first byte (of a new connection: from its start)."""
 
+    # As gRPC's metadata. Thousands of short ones cost ten milliseconds, before any key is seen.
+    headers_bytes_max: int = 16 << 10
     headers_s_max: float = 10.0
     body_s_max: float = 60.0
     connections_max: int = 8192
@@ -52,8 +54,18 @@ class Connection(H11Protocol):
     def data_received(self, data: bytes) -> None:
         if not self._is_sent_away:
             self._come_before, self._come = self._come, self._come + len(data)
-            super().data_received(data)
+            most = self._limits.headers_bytes_max
+            while data and not self.transport.is_closing():
+                # h11 asks how long the headers are only while they are not all there.
+                cut = most if self.conn.their_state is h11.IDLE else len(data)
+                super().data_received(data[:cut])
+                data = data[cut:]
             self._watch()
+
+    def send_400_response(self, msg: str) -> None:
+        if len(self.conn.trailing_data[0]) > self._limits.headers_bytes_max:
+            msg = f"headers: at most {self._limits.headers_bytes_max} bytes"
+        super().send_400_response(msg)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

@@ -16,7 +16,6 @@ from service_kit.addresses import bind_socket
 KEEP_ALIVE_S: Final = 15
 BACKLOG: Final = 512
 DATE_EVERY_S: Final = 1.0
-HEADERS_BYTES_MAX: Final = 64 << 10
 
 
 class _Server(uvicorn.Server):
@@ -93,7 +92,7 @@ class HttpServer:
                 ws="none",
                 # A class is wanted to be called, which a partial is for.
                 http=partial(Connection, limits),  # type: ignore[arg-type]
-                h11_max_incomplete_event_size=HEADERS_BYTES_MAX,
+                h11_max_incomplete_event_size=limits.headers_bytes_max,
                 timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=1,
                 server_header=False,

@@ -65,10 +65,14 @@ class Prompter:
     async def _encode_chat(self, prompt: ChatPrompt, text: "_Text") -> Sequence[int]:
         if self._template is None:
             raise InvalidRequest(prompt.field, "this model has no chat template; send a text")
+        most = COUNTED_CONTEXTS * text.context_tokens
         pieces = await self._template.render(
             [_turn(message) for message in prompt.messages],
             dict(prompt.options) | ({"tools": [*map(_tool, prompt.tools)]} if prompt.tools else {}),
+            controls_max=most,
         )
+        if pieces is None:
+            raise FarTooLong(text.field, text.context_tokens - 1, most)
         # Without control tokens' texts, which is always but under attack, this is one piece.
         token_ids: list[int] = []
         chars = 0
@@ -81,6 +85,8 @@ class Prompter:
             if chars > INLINE_CHARS_MAX:
                 chars = 0
                 await asyncio.sleep(0)
+                if len(token_ids) > most:
+                    raise FarTooLong(text.field, text.context_tokens - 1, most)
         return token_ids
 
     def _literally(self, text: str) -> list[int]:

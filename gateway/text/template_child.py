@@ -23,9 +23,11 @@ class Renderer:
 
     def __call__(self, question: Mapping[str, Any]) -> Mapping[str, Any]:
         try:
-            return {"pieces": self._pieces(question)}
+            pieces = self._pieces(question)
         except TemplateFailed as error:
             raise Refused(f"says: {error}") from error
+        # A control token's text is a token at least, and each is work and memory for who asked.
+        return {"pieces": pieces if len(pieces) // 2 <= question["controls_max"] else None}
 
     def _pieces(self, question: Mapping[str, Any]) -> list[str]:
         messages, options = self._hide(question["messages"]), self._hide(question["options"])

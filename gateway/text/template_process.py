@@ -12,6 +12,7 @@ from gateway.children.pool import ChildLimits, ChildPool, Work
 WORK: Final = Work(
     module="gateway.text.template_child", field="messages", subject="the chat template"
 )
+CONTROLS_MAX: Final = 1 << 20
 
 
 class TemplateProcess(ChildPool):
@@ -35,12 +36,18 @@ class TemplateProcess(ChildPool):
         super().__init__(WORK, setup, limits)
 
     async def render(
-        self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any] | None = None
-    ) -> list[str]:
-        """The prompt as text, control token's text that a client wrote, text, …
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        options: Mapping[str, Any] | None = None,
+        *,
+        controls_max: int = CONTROLS_MAX,
+    ) -> list[str] | None:
+        """The prompt as text, control token's text that a client wrote, text, … None: more of
+        those than `controls_max`.
 
         InvalidRequest when the template refuses or outgrows its limits.
         """
-        said = await self.ask({"messages": list(messages), "options": dict(options or {})})
-        pieces: list[str] = said["pieces"]
+        question = {"messages": list(messages), "options": dict(options or {})}
+        said = await self.ask(question | {"controls_max": controls_max})
+        pieces: list[str] | None = said["pieces"]
         return pieces

@@ -117,10 +117,11 @@ class Following:
         if kind == "accepted":
             self._is_accepted = True
             return None
-        # Being accepted again is no progress: a gateway that takes and drops us may not hold us.
-        self._failures, self._lost_at_s = 0, None
         if kind == "delta":
-            return self._on_delta(delta_from_proto(event.delta))
+            delta = self._on_delta(delta_from_proto(event.delta))
+            if delta is not None:
+                self._progressed()
+            return delta
         if kind == "prompt":
             # Whoever attaches from the beginning is told again, the same.
             self._prompt = event.prompt
@@ -129,6 +130,10 @@ class Following:
         elif kind == "done":
             self._done = event.done
         return None
+
+    def _progressed(self) -> None:
+        """What is told again is no progress: a gateway that takes and drops us may not hold us."""
+        self._failures, self._lost_at_s = 0, None
 
     def wait_s_after(self, error: ApiError | None, *, now_s: float) -> float:
         """The stream broke (`error`) or just ended (None): how long to wait before the next call.
@@ -196,6 +201,8 @@ class Following:
 
     def _on_finished(self, finished: pb.ChoiceFinished) -> None:
         choice = self._choice(finished.choice)
+        if choice.reason is None:
+            self._progressed()
         choice.reason = reason_from_proto(finished.reason)
         choice.output_tokens = finished.output_tokens
         choice.error = finished.error

@@ -18,10 +18,11 @@ if seq <= journal_seq and seq > tonumber(lease[4]) then return {'OK'} end
 if seq ~= journal_seq + 1 then return {'GAP', lease[3]} end
 
 -- A tenant without live requests leaves no field behind: tenants may come and go for ever.
-local function release(tenant, n, prompt_tokens)
+local function release(tenant, n, prompt_tokens, note_bytes)
+  if note_bytes > 0 and redis.call('HINCRBY', KEYS[5], 'notes', -note_bytes) <= 0 then redis.call('HDEL', KEYS[5], 'notes') end
   -- Accepted before tenants were counted.
   if not tenant then return end
-  for field, count in pairs({['choices:' .. tenant] = n, ['prompt_tokens:' .. tenant] = prompt_tokens}) do
+  for field, count in pairs({['choices:' .. tenant] = n, ['prompt_tokens:' .. tenant] = prompt_tokens, ['notes:' .. tenant] = note_bytes}) do
     if redis.call('HINCRBY', KEYS[5], field, -count) <= 0 then redis.call('HDEL', KEYS[5], field) end
   end
 end
@@ -65,7 +66,7 @@ local first_ending_key, first_ending_arg = 6 + pieces + finishes, 11 + pieces + 
 local known = {}
 local key, arg = first_ending_key, first_ending_arg
 for i = 1, endings do
-  known[i] = redis.call('HMGET', KEYS[key], 'sequence_id', 'n', 'prompt_tokens', 'entries', 'finished', 'tenant', 'forgotten', 'results_max')
+  known[i] = redis.call('HMGET', KEYS[key], 'sequence_id', 'n', 'prompt_tokens', 'entries', 'finished', 'tenant', 'forgotten', 'results_max', 'note_bytes')
   if known[i][1] and (known[i][1] ~= ARGV[arg] or known[i][2] ~= ARGV[arg + 1]) then
     return {'MISMATCH', KEYS[key]}
   end
@@ -111,7 +112,7 @@ for i = 1, endings do
     end
     redis.call('HINCRBY', KEYS[5], 'choices', -n)
     redis.call('HINCRBY', KEYS[5], 'prompt_tokens', -tonumber(known[i][3]))
-    release(known[i][6], n, tonumber(known[i][3]))
+    release(known[i][6], n, tonumber(known[i][3]), tonumber(known[i][9] or 0))
   end
   key, arg = key + 3 + 3 * n, arg + 3
 end

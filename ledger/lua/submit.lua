@@ -15,8 +15,8 @@ if known[1] then
   return {'OLD', known[2], known[3]}
 end
 local n, prompt_tokens = tonumber(ARGV[3]), tonumber(ARGV[4])
-local tenant_choices, tenant_tokens = 'choices:' .. ARGV[11], 'prompt_tokens:' .. ARGV[11]
-local load = redis.call('HMGET', KEYS[3], 'choices', 'prompt_tokens', tenant_choices, tenant_tokens, 'results:max')
+local tenant_choices, tenant_tokens, tenant_notes = 'choices:' .. ARGV[11], 'prompt_tokens:' .. ARGV[11], 'notes:' .. ARGV[11]
+local load = redis.call('HMGET', KEYS[3], 'choices', 'prompt_tokens', tenant_choices, tenant_tokens, 'results:max', 'notes', tenant_notes)
 local choices_live, tokens_live = tonumber(load[1] or 0), tonumber(load[2] or 0)
 local choices_theirs, tokens_theirs = tonumber(load[3] or 0), tonumber(load[4] or 0)
 -- The tenant's own bound first: whoever is over it should hear that, not that others are busy.
@@ -36,7 +36,10 @@ local function results_of(key)
   end
   return results
 end
-local results_theirs, results = results_of(KEYS[6]), results_of(KEYS[3])
+-- Notes of what is live are there already, and stay beside the results.
+local note_bytes = #ARGV[15]
+local results_theirs = results_of(KEYS[6]) + tonumber(load[7] or 0)
+local results = results_of(KEYS[3]) + tonumber(load[6] or 0)
 if results_theirs > tonumber(ARGV[16]) then return {'TENANT_RESULTS', results_theirs} end
 if results > tonumber(ARGV[14]) then return {'FULL_RESULTS', results} end
 local seq = redis.call('HGET', KEYS[4], 'journal_seq') or '0'
@@ -51,7 +54,11 @@ local entry = redis.call('XADD', KEYS[2], '*', 's', sequence_id, 'r', ARGV[7])
 redis.call('HSET', KEYS[5], 'hash', ARGV[2], 'sequence_id', sequence_id, 'n', n, 'prompt_tokens', prompt_tokens,
   'accepted_seq', seq, 'render', ARGV[8], 'entries', entry, 'tenant', ARGV[11],
   'results_max', ARGV[16])
-if ARGV[15] ~= '' then redis.call('HSET', KEYS[5], 'note', ARGV[15]) end
+if note_bytes > 0 then
+  redis.call('HSET', KEYS[5], 'note', ARGV[15], 'note_bytes', note_bytes)
+  redis.call('HINCRBY', KEYS[3], 'notes', note_bytes)
+  redis.call('HINCRBY', KEYS[3], tenant_notes, note_bytes)
+end
 for choice = 0, n - 1 do
   redis.call('SET', ARGV[10] .. string.format('%.0f', first + choice), ARGV[9])
 end

@@ -2,6 +2,7 @@
 
 import heapq
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 
 from scheduler_svc.core.cell import CellState
 from scheduler_svc.core.prospects import first_token_ns, why_misfit
@@ -15,6 +16,8 @@ class Deadlines:
     def __init__(self, cell: CellState) -> None:
         self._cell = cell
         self._heap: list[tuple[int, SequenceId]] = []
+        # Since those of requests that are over were forgotten.
+        self._num_added = 0
 
     def __len__(self) -> int:
         return len(self._heap)
@@ -40,11 +43,12 @@ class Deadlines:
         self._await_worker(live, now_ns)
 
     def await_fit(self, now_ns: int) -> None:
-        """Whom none of the workers left can hold waits a while for one that can."""
-        for live in self._cell.live.values():
-            if live.misfit_ns is None and why_misfit(self._cell.workers.values(), live) is not None:
-                live.misfit_ns = now_ns + self._cell.config.misfit_wait_ns
-                self._add(live.misfit_ns, live)
+        """Whom none of the workers known can hold waits a while for one that can."""
+        misfits, workers = self._cell.misfits, self._cell.workers.values()
+        for sequence_id, live in self._cell.live.items():
+            if sequence_id not in misfits and why_misfit(workers, live) is not None:
+                misfits[sequence_id] = now_ns + self._cell.config.misfit_wait_ns
+                self._add(misfits[sequence_id], live)
 
     def worker_left(self, now_ns: int) -> None:
         """If it was the last, everybody waits for one no longer than they may."""
@@ -52,25 +56,26 @@ class Deadlines:
         for live in self._cell.live.values():
             self._await_worker(live, now_ns)
 
-    def worker_came(self) -> None:
-        """Nobody waits for one any more, and until when is forgotten: where workers come and go,
-        the next one goes long before.
+    def worker_came(self, now_ns: int) -> None:
+        """Nobody waits for just any. Who fits none of those known waits a while, for a leader meets
+        unlike workers in any order; all do that fit none before.
         """
+        is_first = len(self._cell.workers) == 1
         over: set[tuple[int, SequenceId]] = set()
-        for live in self._cell.live.values():
+        for live in self._cell.live.values() if is_first else ():
             if live.workerless_ns is not None:
                 over.add((live.workerless_ns, live.request.sequence_id))
                 live.workerless_ns = None
-        if not over:
-            return
-        heap, self._heap = self._heap, []
-        for entry in heap:
-            # Once each: its time may be over in that very nanosecond for another reason.
-            if entry in over:
-                over.remove(entry)
-            else:
-                self._heap.append(entry)
-        heapq.heapify(self._heap)
+        self._forget(over)
+        self.end_fit_waits()
+        if is_first:
+            self.await_fit(now_ns)
+
+    def end_fit_waits(self) -> None:
+        """Of those whom a worker can hold by now."""
+        cell, workers = self._cell, self._cell.workers.values()
+        fits = {each for each in cell.misfits if why_misfit(workers, cell.live[each]) is None}
+        self._forget({(cell.misfits.pop(sequence_id), sequence_id) for sequence_id in fits})
 
     def _await_worker(self, live: LiveRequest, now_ns: int) -> None:
         wait_ns = live.request.worker_wait_ns
@@ -81,7 +86,23 @@ class Deadlines:
 
     def _add(self, deadline_ns: int, live: LiveRequest) -> None:
         heapq.heappush(self._heap, (deadline_ns, live.request.sequence_id))
-        # Most requests end long before: forget theirs, or the heap grows with the traffic.
-        if len(self._heap) > 4 * len(self._cell.live):
+        self._num_added += 1
+        # Most requests end long before: forget theirs, or the heap grows with the traffic. A look
+        # at all of it is worth as many that came since.
+        if len(self._heap) > 4 * len(self._cell.live) and 2 * self._num_added > len(self._heap):
+            self._num_added = 0
             self._heap = [entry for entry in self._heap if entry[1] in self._cell.live]
             heapq.heapify(self._heap)
+
+    def _forget(self, over: AbstractSet[tuple[int, SequenceId]]) -> None:
+        """Where workers come and go, the next one goes long before: waits would heap up."""
+        if not over:
+            return
+        heap, self._heap, left = self._heap, [], set(over)
+        for entry in heap:
+            # Once each: its time may be over in that very nanosecond for another reason.
+            if entry in left:
+                left.remove(entry)
+            else:
+                self._heap.append(entry)
+        heapq.heapify(self._heap)

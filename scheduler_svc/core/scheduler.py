@@ -170,10 +170,10 @@ class Scheduler:
                 self._cell.end(live, Reason.DEADLINE_EXCEEDED, now_ns, events, "")
             elif (hopeless := why_hopeless(self.workers.values(), live, now_ns)) is not None:
                 self._cell.end(live, Reason.DEADLINE_EXCEEDED, now_ns, events, hopeless)
-            elif live.misfit_ns is not None and live.misfit_ns <= now_ns:
-                live.misfit_ns = None
+            elif self._cell.misfits.get(live.request.sequence_id, now_ns + 1) <= now_ns:
+                del self._cell.misfits[live.request.sequence_id]
                 if (misfit := why_misfit(self.workers.values(), live)) is not None:
-                    error = f"{misfit}, and none like the one that was lost came back"
+                    error = f"{misfit}, and none that can came in time"
                     self._cell.end(live, Reason.UNSERVED, now_ns, events, error)
             elif live.workerless_ns is not None and live.workerless_ns <= now_ns:
                 self._cell.end(live, Reason.UNSERVED, now_ns, events, why_workerless(live))
@@ -186,15 +186,8 @@ class Scheduler:
         # It lives, whatever became of its connection.
         self._judge(WorkerLost(worker_id=command.worker_id, is_crash=False, reason=""), now_ns)
         self.workers[command.worker_id] = Worker(command.worker_id, command.spec)
-        events: list[Event] = []
-        self._deadlines.worker_came()
-        for live in list(self._cell.live.values()):
-            misfit = why_misfit(self.workers.values(), live)
-            if misfit is None:
-                live.misfit_ns = None
-            elif live.misfit_ns is None:
-                self._cell.end(live, Reason.UNSERVED, now_ns, events, misfit)
-        return self._outcome(events)
+        self._deadlines.worker_came(now_ns)
+        return self._outcome()
 
     def _worker_changed(self, command: WorkerChanged, now_ns: int) -> Outcome:
         worker = self.workers[command.worker_id]
@@ -202,9 +195,7 @@ class Scheduler:
         for sequence in worker.members:
             if not worker.can_hold(sequence):
                 self._cell.preempt(worker, sequence)
-        for live in self._cell.live.values():
-            if why_misfit(self.workers.values(), live) is None:
-                live.misfit_ns = None
+        self._deadlines.end_fit_waits()
         self._deadlines.await_fit(now_ns)
         return self._outcome()
 

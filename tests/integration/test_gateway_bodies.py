@@ -274,6 +274,14 @@ async def test_far_too_many_tokens_are_not_all_made(
                 error = reply.json()["error"]
                 assert (reply.status_code, error["code"]) == (400, "context_length_exceeded")
                 assert "more than 32768 tokens; at most 8191 leave room" in error["message"]
+            # Control tokens' texts are tokens, however they come.
+            special = stack.gateway.card.special_texts[0]
+            for content in (special * 40_000, f"{special}a" * 40_000):
+                messages = [{"role": "user", "content": content}]
+                reply = await client.post("/tokenize", json={"messages": messages})
+                error = reply.json()["error"]
+                assert (reply.status_code, error["code"]) == (400, "context_length_exceeded")
+                assert "more than 32768 tokens; at most 8191 leave room" in error["message"]
             # What is more than a context holds, but not far more, is told.
             text = "z, " * 8_000
             reply = await client.post("/tokenize", json={"prompt": text})

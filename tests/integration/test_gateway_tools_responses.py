@@ -124,11 +124,19 @@ async def test_a_conversation_of_responses_goes_on_with_what_came_of_its_calls(
         # As the package's types have it, with every field that they know and nobody has said.
         whole: list[Any] = [said[0], *(item.model_dump() for item in first.output)]
         assert None in whole[-1].values()
-        asked: dict[str, Any] = {"model": MODEL, "input": [*whole, *outputs]}
+        asked: dict[str, Any] = {
+            "model": MODEL,
+            "input": [*whole, *outputs],
+            "tools": RESPONSE_TOOLS,
+        }
         nothing = dict.fromkeys(("prompt", "context_management", "moderation", "image"))
-        await responses.create(**asked, tools=RESPONSE_TOOLS, extra_body=nothing)
+        await responses.create(**asked, extra_body=nothing)
+        # By the ids of its items alone, as JavaScript frameworks do.
+        named: list[Any] = [{"type": "item_reference", "id": item.id} for item in first.output]
+        await responses.create(**asked | {"input": [said[0], *named, *outputs]})
         # The model was told the same every way, and in its own way.
         assert prompt_of(stack, -1) == prompt_of(stack, -2) == prompt_of(stack, -3)
+        assert prompt_of(stack, -4) == prompt_of(stack, -1)
         assert f'"arguments": {PARIS}}}\n</tool_call>' in prompt_of(stack)
         assert "<tool_response>\nso 1\n</tool_response>" in prompt_of(stack)
         items = [item async for item in responses.input_items.list(by_id.id, order="asc")]
@@ -154,7 +162,7 @@ async def test_wrong_tools_of_responses_are_named_as_its_body_has_them(
             ({"tools": [RESPONSE_TOOLS[1]] * 2}, "tools.1.name"),
             ({"tool_choice": "required"}, "tool_choice"),
             ({"input": [call]}, "input"),
-            ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0.type"),
+            ({"input": [{"type": "item_reference", "id": "msg_x_1"}]}, "input.0.id"),
         ]
         for fields, param in wrong:
             with pytest.raises(openai.BadRequestError) as caught:

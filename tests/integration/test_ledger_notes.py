@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from ledger import Ledger, LedgerLimits
-from service_kit.errors import NotFound
+from ledger import Ledger, LedgerLimits, TenantBounds
+from service_kit.errors import NotFound, Overloaded
 from tests.support.play_leader import PlayLeader, submit_record
 
 
@@ -43,6 +43,30 @@ async def test_notes_count_among_the_bytes_of_results(redis_url: str, cell: str)
             counts.append(sum(int(each.split()[1]) for each in stored if b" " in each))
     plain, both = counts
     assert both - plain == plain + 5000
+    await ledger.close()
+
+
+async def test_notes_of_what_is_live_count_as_well(redis_url: str, cell: str) -> None:
+    """Nobody fills a store with what has not ended yet. Nothing of it is left behind."""
+    ledger = await Ledger.connect(redis_url, cell=cell)
+    leader = await PlayLeader.elected(ledger)
+    bounds = TenantBounds(results_bytes_max=12_000)
+    submitted = {}
+    for id in ("a", "b", "c"):
+        record = submit_record(id)
+        submitted[id] = await ledger.submit(record, b"h", bounds, note=b"n" * 5000)
+    with pytest.raises(Overloaded, match="results"):
+        await ledger.submit(submit_record("d"), b"h", bounds)
+    await ledger.forget("a")
+    await ledger.submit(submit_record("d"), b"h", bounds)
+    # At its end it counts among the results, once.
+    await leader.finish("b", submitted["b"].sequence_id)
+    await ledger.submit(submit_record("e"), b"h", bounds)
+    for id in ("a", "c"):
+        await leader.finish(id, submitted[id].sequence_id)
+    async with Redis.from_url(redis_url) as client:
+        load: Any = await client.hgetall(ledger.keys.load)
+        assert not [each for each in load if each.startswith(b"notes")]
     await ledger.close()
 
 

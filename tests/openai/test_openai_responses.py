@@ -166,6 +166,42 @@ def test_a_conversation_goes_on_by_the_id_of_its_last_response(client: OpenAI) -
     assert third.status in ("completed", "incomplete")
 
 
+def test_its_prompt_is_counted_without_computing(client: OpenAI) -> None:
+    first = client.responses.create(**GREEDY, input="Hello!")
+    asked: Any = {"instructions": "Sing.", "input": "More.", "previous_response_id": first.id}
+    counted = client.responses.input_tokens.count(model=MODEL, **asked)
+    assert counted.object == "response.input_tokens"
+    usage = client.responses.create(**GREEDY, **asked).usage
+    assert usage is not None
+    assert counted.input_tokens == usage.input_tokens
+
+
+def test_a_conversation_that_is_too_long_loses_its_oldest_turns(client: OpenAI) -> None:
+    said = [
+        {"role": role, "content": f"{number}: {'la ' * 90}"}
+        for number in range(9)
+        for role in ("user", "assistant")
+    ]
+    turns: Any = [{"role": "developer", "content": "Sing."}, *said, SAID]
+    asked: Any = {**GREEDY, "max_output_tokens": 100}
+    with pytest.raises(BadRequestError, match="context"):
+        client.responses.create(**asked, input=turns)
+    cut = client.responses.create(**asked, input=turns, truncation="auto")
+    assert cut.truncation == "auto"
+    counts = [
+        client.responses.input_tokens.count(model=MODEL, input=[turns[0], *turns[start:]])
+        for start in range(len(turns) - 1, 0, -2)
+    ]
+    assert cut.usage is not None
+    assert cut.usage.input_tokens == max(
+        each.input_tokens for each in counts if each.input_tokens <= 1024 - 100
+    )
+    # What is told of it is what was said.
+    assert len(list(client.responses.input_items.list(cut.id))) == len(turns)
+    with pytest.raises(BadRequestError, match="context"):
+        client.responses.create(**asked, input="la " * 2000, truncation="auto")
+
+
 async def test_in_the_background_it_is_queued_then_cancelled(async_client: AsyncOpenAI) -> None:
     response = await async_client.responses.create(**LONG, input="Hello!", background=True)
     assert response.status == "queued"
@@ -235,7 +271,7 @@ def test_the_same_key_is_the_same_response(client: OpenAI) -> None:
         ("input.1.name", "not a known field", {"input": [SAID, SAID | {"name": "me"}]}),
         (
             "input.1.type",
-            "function_call_output, reasoning; got 'web_search_call'",
+            "reasoning, item_reference; got 'web_search_call'",
             {"input": [SAID, {"type": "web_search_call", "action": "x"}]},
         ),
         ("max_output_tokens", "at least 1", {"max_output_tokens": 0}),
@@ -245,7 +281,13 @@ def test_the_same_key_is_the_same_response(client: OpenAI) -> None:
         ("include", "message.output_text.logprobs", {"include": ["file_search_call.results"]}),
         ("metadata", "at most 16", {"metadata": {str(n): "" for n in range(17)}}),
         ("metadata", "512", {"metadata": {"a": "b" * 513}}),
-        ("truncation", "send fewer turns", {"truncation": "auto"}),
+        ("user", "512", {"user": "b" * 513}),
+        ("truncation", "'auto' or 'disabled'", {"truncation": "some"}),
+        (
+            "input.1.id",
+            "names 'msg_1', which no response",
+            {"input": [SAID, {"type": "item_reference", "id": "msg_1"}]},
+        ),
         ("text.verbosity", "'low', 'medium' or 'high'", {"text": {"verbosity": "loud"}}),
         ("tools.0.type", "should be", {"tools": [{"type": "web_search"}]}),
         ("conversation", "not supported", {"conversation": "conv_1"}),

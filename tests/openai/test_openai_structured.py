@@ -68,6 +68,11 @@ async def test_responses_are_parsed(async_client: AsyncOpenAI) -> None:
         model=MODEL, input="One crab.", text_format=Order, temperature=0
     )
     assert isinstance(response.output_parsed, Order)
+    # Sent back as the package's types have it, with what it has parsed.
+    turns: Any = [item.model_dump() for item in response.output]
+    assert turns[0]["content"][0]["parsed"]
+    said: Any = {"role": "user", "content": "And?"}
+    await async_client.responses.create(model=MODEL, input=[*turns, said], max_output_tokens=1)
     # What it was asked is told again, of every kind, streamed and whenever somebody looks.
     assert response.text is not None
     told = response.text.format

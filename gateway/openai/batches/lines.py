@@ -15,7 +15,7 @@ from gateway.http.json_body import JsonBody
 from gateway.openai import chat, completions
 from gateway.openai.generate import TIMEOUT_HEADER
 from gateway.openai.generation_body import SamplingBody
-from gateway.openai.operation import Api, Operation
+from gateway.openai.operation import GENERATES, Api, Operation
 from gateway.openai.responses import operations as responses
 from gateway.tenants import Tenant
 from service_kit.errors import InvalidRequest, KaitenError, Unserved
@@ -26,7 +26,7 @@ CUSTOM_ID_CHARS_MAX: Final = 512
 ENDPOINTS: Final[Mapping[str, Operation]] = {
     each.path: each
     for each in (*chat.OPERATIONS, *completions.OPERATIONS, *responses.OPERATIONS)
-    if each.method == "POST" and each.body is not None and "{" not in each.path
+    if each.failures is GENERATES
 }
 
 

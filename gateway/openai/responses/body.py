@@ -11,7 +11,12 @@ from gateway.http.json_body import cut
 from gateway.openai.fields.structured_outputs import ResponseTextFormat
 from gateway.openai.fields.tools import Choice, chosen, tool_of
 from gateway.openai.generation_body import SamplingBody
-from gateway.openai.request_body import FAIL_FAST, RequestBody, check_metadata
+from gateway.openai.request_body import (
+    FAIL_FAST,
+    METADATA_VALUE_CHARS_MAX,
+    RequestBody,
+    check_metadata,
+)
 from gateway.openai.responses.reply import (
     AnyJson,
     AnyText,
@@ -26,6 +31,7 @@ from gateway.requests.validation import Limits, check_option
 from gateway.values.generation_request import Ask, ChatPrompt, Message, ToolCall
 from service_kit.errors import InvalidRequest
 
+TOLD_AGAIN: Final = ("user", "safety_identifier", "prompt_cache_key")
 LOGPROBS_INCLUDED: Final = "message.output_text.logprobs"
 Included = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
 
@@ -48,6 +54,8 @@ class InputText(RequestBody):
     text: str
     annotations: list[Any] | None = None
     logprobs: list[Any] | None = None
+    parsed: Any = None
+    """What the SDKs' `parse` made of the text."""
 
 
 def _part_kind(part: Any) -> str:
@@ -93,6 +101,8 @@ class FunctionCallInput(RequestBody):
     arguments: str
     id: str | None = None
     status: str | None = None
+    parsed_arguments: Any = None
+    """What the SDKs' `parse` made of the arguments."""
 
     def added_to(self, turns: list[Message]) -> None:
         call = ToolCall(id=self.call_id, name=self.name, arguments=self.arguments)
@@ -135,6 +145,13 @@ class ReasoningInput(RequestBody):
         turns.append(Message(role="assistant", content=None, reasoning=text))
 
 
+class ItemReference(RequestBody):
+    """An item that a stored response said, by its id."""
+
+    type: Literal["item_reference"]
+    id: str
+
+
 def _text(content: str | list[InputText | InputRefusal]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
@@ -154,12 +171,14 @@ def _known_item(item: Any) -> Any:
     return item
 
 
-KINDS: Final = ("message", "function_call", "function_call_output", "reasoning")
-InputItem = Annotated[
+KINDS: Final = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
+InputItem = InputMessage | FunctionCallInput | FunctionOutputInput | ReasoningInput
+GivenItem = Annotated[
     Annotated[InputMessage, Tag("message")]
     | Annotated[FunctionCallInput, Tag("function_call")]
     | Annotated[FunctionOutputInput, Tag("function_call_output")]
-    | Annotated[ReasoningInput, Tag("reasoning")],
+    | Annotated[ReasoningInput, Tag("reasoning")]
+    | Annotated[ItemReference, Tag("item_reference")],
     Discriminator(_kind),
     BeforeValidator(_known_item),
 ]
@@ -207,19 +226,12 @@ class ResponseStreamOptions(RequestBody):
     include_obfuscation: bool = False
 
 
-def _no_auto(truncation: Any) -> Any:
-    if truncation == "auto":
-        rule = "nothing is left out of a conversation here: send fewer turns, or 'disabled'"
-        raise PydanticCustomError("truncation", "{rule}", {"rule": rule})
-    return truncation
-
-
 class ResponseBody(SamplingBody):
     """POST /v1/responses."""
 
     identity: ClassVar[bytes] = b"resp_"
 
-    input: str | Annotated[list[InputItem], FAIL_FAST]
+    input: str | Annotated[list[GivenItem], FAIL_FAST]
     """A user's text, or turns that the model's chat template takes."""
     instructions: str | None = None
     """A system message before all others. Of `previous_response_id` they are not taken over."""
@@ -235,7 +247,8 @@ class ResponseBody(SamplingBody):
     metadata: dict[str, str] | None = None
     """Yours: told again with the response. At most 16 of 64 and 512 characters."""
     user: str | None = None
-    """As metadata: told again, and nothing else comes of it. So are the next two."""
+    """As metadata: told again, and nothing else comes of it. At most 512 characters. So are the
+    next two."""
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     stream: bool | None = None
@@ -244,7 +257,9 @@ class ResponseBody(SamplingBody):
     """Keep computing when the client leaves; come back by GET /v1/responses/{id}."""
     store: bool | None = None
     """false: nobody finds it later. Left out: true."""
-    truncation: Annotated[Literal["disabled"], BeforeValidator(_no_auto)] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    """auto: a conversation that the context cannot hold loses its oldest turns, not the system's. A
+    long one is tokenized several times for it."""
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
     tools: Annotated[list[ResponseTool], FAIL_FAST] | None = None
@@ -311,12 +326,18 @@ class ResponseBody(SamplingBody):
     def with_logprobs(self) -> bool:
         return LOGPROBS_INCLUDED in (self.include or ())
 
-    def turns(self) -> list[Message]:
+    def references(self) -> list[tuple[int, str]]:
+        """Items of `input` that say only an id: where, and which."""
+        given = enumerate(() if isinstance(self.input, str) else self.input)
+        return [(index, item.id) for index, item in given if isinstance(item, ItemReference)]
+
+    def turns(self, referenced: Mapping[str, InputItem]) -> list[Message]:
         """Those of `input`. What an assistant thought, said and called is one."""
         if isinstance(self.input, str):
             return [Message(role="user", content=self.input)]
         turns: list[Message] = []
-        for item in self.input:
+        for given in self.input:
+            item = referenced[given.id] if isinstance(given, ItemReference) else given
             item.added_to(turns)
         return turns
 
@@ -357,3 +378,7 @@ class ResponseBody(SamplingBody):
         if self.max_output_tokens == 0:
             raise InvalidRequest("max_output_tokens", "must be at least 1, got 0")
         check_metadata(self.metadata)
+        for field in TOLD_AGAIN:
+            if len(getattr(self, field) or "") > METADATA_VALUE_CHARS_MAX:
+                rule = f"must have at most {METADATA_VALUE_CHARS_MAX} characters"
+                raise InvalidRequest(field, rule)

@@ -95,6 +95,7 @@ def note_of(
         user=body.user,
         safety_identifier=body.safety_identifier,
         prompt_cache_key=body.prompt_cache_key,
+        truncation=body.truncation or "disabled",
     )
     all_turns = list(turns)
     found = {index: _more_of(each) for index, each in enumerate(all_turns)}

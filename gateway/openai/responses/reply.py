@@ -142,6 +142,7 @@ class Asked(Struct, kw_only=True):
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    truncation: Literal["auto", "disabled"] = "disabled"
 
 
 class QueuePlace(Struct):
@@ -165,13 +166,17 @@ class Response(Asked, kw_only=True):
     # Where the time went, of one that has ended.
     kaiten: Timing | None = None
     queue: QueuePlace | None = None
-    truncation: Literal["disabled"] = "disabled"
 
 
 class DeletedResponse(Struct, kw_only=True):
     id: str
     object: Literal["response"] = "response"
     deleted: bool = True
+
+
+class InputTokens(Struct, kw_only=True):
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: Count
 
 
 class InputTextReply(Struct):

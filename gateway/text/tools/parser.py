@@ -117,6 +117,7 @@ class OutputParser:
         other = copy(self)
         other._step = getattr(other, self._step.__name__)
         other._closing = copy(self._closing)
+        other._pieces = []
         return other
 
     def flush(self) -> list[Piece]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import resource
 import signal
 from collections.abc import AsyncIterator
 from typing import Any
@@ -13,7 +14,7 @@ from gateway.children.grammar_process import GrammarProcess
 from gateway.children.pool import ChildLimits
 from kaiten.mini import CHECKPOINT
 from kaiten.v1.common_pb2 import Choices, StructuredOutputs
-from service_kit.errors import InvalidRequest
+from service_kit.errors import InvalidRequest, Unavailable
 from service_kit.grammars import GrammarTokenizer
 from tests.support.answers import until
 
@@ -168,3 +169,16 @@ async def test_a_tenant_that_floods_leaves_the_others_a_child(process: GrammarPr
     assert not any(each.done() for each in flood)
     psutil.Process(pids[0]).resume()
     assert len(await asyncio.gather(*flood)) == 5
+
+
+async def test_one_that_cannot_be_made_is_unavailable_and_made_later(
+    process: GrammarProcess,
+) -> None:
+    wanted, limits = StructuredOutputs(regex="a"), resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+    try:
+        with pytest.raises(Unavailable, match="the grammar does not start"):
+            await process.grammar(wanted, "t")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert await process.grammar(wanted, "t")

@@ -191,3 +191,16 @@ def test_the_only_call_ends_the_output_by_the_same_token_everywhere(family: str)
     finished = SequenceFinished(sequence_id=1, reason=STOP, output_tokens=len(kept))
     update = Update(sequence_id=1, position=0, token_ids=kept, logprobs=[], finished=finished)
     assert choice.apply(update)[-1] == end
+
+
+@pytest.mark.parametrize("is_single_call", [False, True])
+def test_the_token_that_stopped_it_is_no_text(is_single_call: bool) -> None:
+    text = "Hello world"
+    choice = choice_of(speech_of("hermes", is_single_call=is_single_call))
+    token_ids = [*ids_of(text), *ids_of("#")]
+    finished = SequenceFinished(sequence_id=1, reason=STOP, output_tokens=len(token_ids))
+    update = Update(sequence_id=1, position=0, token_ids=token_ids, logprobs=[], finished=finished)
+    client = following()
+    for event in choice.apply(update):
+        client.feed(sent(event))
+    assert whole(client, choice).text == text

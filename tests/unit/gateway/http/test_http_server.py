@@ -204,6 +204,17 @@ async def test_a_request_that_is_all_there_has_all_the_time() -> None:
     await server.stop()
 
 
+async def test_headers_have_an_end_however_they_come() -> None:
+    """Thousands of them cost milliseconds each time, before anybody's key is seen."""
+    last = b"Connection: close\r\n\r\n"
+    few, many = (b"".join(b"x%d:\r\n" % n for n in range(count)) for count in (1_000, 9_000))
+    async with listening(ConnectionLimits(headers_bytes_max=1 << 14)) as port:
+        assert (await told(port, GET[:-2], few + last)).startswith(b"HTTP/1.1 200 OK\r\n")
+        reply = await told(port, GET[:-2] + many + last)
+        assert reply.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+        assert reply.endswith(b"headers: at most 16384 bytes")
+
+
 async def test_one_connection_too_many_is_told_so() -> None:
     async with listening(ConnectionLimits(connections_max=2)) as port:
         held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kaiten.client import AsyncClient, Client
-from kaiten.client.errors import InvalidRequestError, OverloadedError
+from kaiten.client.errors import InvalidRequestError, OverloadedError, UnavailableError
 from kaiten.client.following import Following
 from kaiten.client.results import Completion
 from kaiten.loop_thread import LoopThread
@@ -151,6 +151,21 @@ def test_room_is_waited_for_as_long_as_the_service_says_and_we_may() -> None:
     assert following.wait_s_after(full, now_s=104.0) == 4.0
     with pytest.raises(OverloadedError):
         following.wait_s_after(full, now_s=108.0)
+
+
+def test_what_is_told_again_does_not_hold_a_client() -> None:
+    """One choice has ended, and a gateway drops each who attaches for the other."""
+    following = Following(attach=pb.AttachRequest(request_id="r", positions=[0, 0]), resume_s=5.0)
+    ends_s = [100.0]
+
+    def take_and_drop() -> None:
+        while ends_s[-1] < 200.0:
+            following.feed(finished(1))
+            ends_s.append(ends_s[-1] + following.wait_s_after(None, now_s=ends_s[-1]))
+
+    with pytest.raises(UnavailableError):
+        take_and_drop()
+    assert ends_s[-1] <= 106.0
 
 
 def test_without_a_time_to_come_again_there_is_no_use_in_it() -> None:
