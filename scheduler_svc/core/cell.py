@@ -25,8 +25,10 @@ class CellState:
         self.waiting = WaitingQueue(self.policy.order)
         self.workers: dict[str, Worker] = {}
         self.live: dict[SequenceId, LiveRequest] = {}
-        # Of those, whom none of the workers can hold, each until when it waits for one that can.
+        # Of those, whom none of the workers can hold, each until when it waits for one that can;
+        # and until when for any.
         self.misfits: dict[SequenceId, int] = {}
+        self.workerless: dict[SequenceId, int] = {}
         self.is_store_behind = False
         # Of those who live, sequences that ever lost their slot before their end.
         self.preempted: dict[SequenceId, Sequence] = {}
@@ -120,7 +122,8 @@ class CellState:
         events.append(ending)
         if all(s.state is State.FINISHED for s in live.sequences):
             del self.live[live.request.sequence_id]
-            self.misfits.pop(live.request.sequence_id, None)
+            for waits in (self.misfits, self.workerless):
+                waits.pop(live.request.sequence_id, None)
             self.waiting.remove_request(live.tenant)
             events.append(_over(live, now_ns))
             # Each knows the other: nothing that is over waits for a garbage collector, and no step
@@ -158,7 +161,7 @@ class CellState:
         sequences = [s for live in lives for s in live.sequences]
         there = [s.sequence_id for s in sequences if s.state is not State.FINISHED]
         assert sorted([*waiting, *placed, *siblings]) == sorted(there)
-        assert self.misfits.keys() <= self.live.keys()
+        assert self.misfits.keys() | self.workerless.keys() <= self.live.keys()
         if not self.live:
             assert not any([self.preempted, waiting, placed])
             assert all(w.kv.free_count == w.kv.block_count for w in self.workers.values())

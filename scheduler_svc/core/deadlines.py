@@ -1,8 +1,8 @@
 """When time is over for whom: for the requests themselves, and for those who wait for a worker."""
 
 import heapq
+from collections import Counter
 from collections.abc import Iterator
-from collections.abc import Set as AbstractSet
 
 from scheduler_svc.core.cell import CellState
 from scheduler_svc.core.prospects import first_token_ns, why_misfit
@@ -60,29 +60,21 @@ class Deadlines:
         """Nobody waits for just any. Who fits none of those known waits a while, for a leader meets
         unlike workers in any order; all do that fit none before.
         """
-        is_first = len(self._cell.workers) == 1
-        over: set[tuple[int, SequenceId]] = set()
-        for live in self._cell.live.values() if is_first else ():
-            if live.workerless_ns is not None:
-                over.add((live.workerless_ns, live.request.sequence_id))
-                live.workerless_ns = None
-        self._forget(over)
-        self.end_fit_waits()
-        if is_first:
+        if len(self._cell.workers) == 1:
+            self._forget(self._cell.workerless, [*self._cell.workerless])
             self.await_fit(now_ns)
+        self.end_fit_waits()
 
     def end_fit_waits(self) -> None:
         """Of those whom a worker can hold by now."""
-        cell, workers = self._cell, self._cell.workers.values()
-        fits = {each for each in cell.misfits if why_misfit(workers, cell.live[each]) is None}
-        self._forget({(cell.misfits.pop(sequence_id), sequence_id) for sequence_id in fits})
+        live, misfits, workers = self._cell.live, self._cell.misfits, self._cell.workers.values()
+        self._forget(misfits, [one for one in misfits if why_misfit(workers, live[one]) is None])
 
     def _await_worker(self, live: LiveRequest, now_ns: int) -> None:
-        wait_ns = live.request.worker_wait_ns
-        if self._cell.workers or wait_ns is None or live.workerless_ns is not None:
-            return
-        live.workerless_ns = now_ns + wait_ns
-        self._add(live.workerless_ns, live)
+        wait_ns, sequence_id = live.request.worker_wait_ns, live.request.sequence_id
+        if not (self._cell.workers or wait_ns is None or sequence_id in self._cell.workerless):
+            self._cell.workerless[sequence_id] = now_ns + wait_ns
+            self._add(now_ns + wait_ns, live)
 
     def _add(self, deadline_ns: int, live: LiveRequest) -> None:
         heapq.heappush(self._heap, (deadline_ns, live.request.sequence_id))
@@ -90,19 +82,14 @@ class Deadlines:
         # Most requests end long before: forget theirs, or the heap grows with the traffic. A look
         # at all of it is worth as many that came since.
         if len(self._heap) > 4 * len(self._cell.live) and 2 * self._num_added > len(self._heap):
-            self._num_added = 0
             self._heap = [entry for entry in self._heap if entry[1] in self._cell.live]
             heapq.heapify(self._heap)
+            self._num_added = 0
 
-    def _forget(self, over: AbstractSet[tuple[int, SequenceId]]) -> None:
+    def _forget(self, waits: dict[SequenceId, int], over: list[SequenceId]) -> None:
         """Where workers come and go, the next one goes long before: waits would heap up."""
-        if not over:
-            return
-        heap, self._heap, left = self._heap, [], set(over)
-        for entry in heap:
+        if over:
             # Once each: its time may be over in that very nanosecond for another reason.
-            if entry in left:
-                left.remove(entry)
-            else:
-                self._heap.append(entry)
-        heapq.heapify(self._heap)
+            left = Counter(self._heap)
+            left.subtract((waits.pop(sequence_id), sequence_id) for sequence_id in over)
+            self._heap = sorted(left.elements())

@@ -164,19 +164,20 @@ class Scheduler:
 
     def _expire(self, command: Expire, now_ns: int) -> Outcome:
         events: list[Event] = []
+        cell, workers = self._cell, self.workers.values()
         for live in self._deadlines.due(now_ns):
-            deadline_ns = live.request.deadline_ns
+            one, deadline_ns = live.request.sequence_id, live.request.deadline_ns
             if deadline_ns is not None and deadline_ns <= now_ns:
-                self._cell.end(live, Reason.DEADLINE_EXCEEDED, now_ns, events, "")
-            elif (hopeless := why_hopeless(self.workers.values(), live, now_ns)) is not None:
-                self._cell.end(live, Reason.DEADLINE_EXCEEDED, now_ns, events, hopeless)
-            elif self._cell.misfits.get(live.request.sequence_id, now_ns + 1) <= now_ns:
-                del self._cell.misfits[live.request.sequence_id]
-                if (misfit := why_misfit(self.workers.values(), live)) is not None:
+                cell.end(live, Reason.DEADLINE_EXCEEDED, now_ns, events, "")
+            elif (hopeless := why_hopeless(workers, live, now_ns)) is not None:
+                cell.end(live, Reason.DEADLINE_EXCEEDED, now_ns, events, hopeless)
+            elif cell.misfits.get(one, now_ns + 1) <= now_ns:
+                del cell.misfits[one]
+                if (misfit := why_misfit(workers, live)) is not None:
                     error = f"{misfit}, and none that can came in time"
-                    self._cell.end(live, Reason.UNSERVED, now_ns, events, error)
-            elif live.workerless_ns is not None and live.workerless_ns <= now_ns:
-                self._cell.end(live, Reason.UNSERVED, now_ns, events, why_workerless(live))
+                    cell.end(live, Reason.UNSERVED, now_ns, events, error)
+            elif cell.workerless.get(one, now_ns + 1) <= now_ns:
+                cell.end(live, Reason.UNSERVED, now_ns, events, why_workerless(live))
         return self._outcome(events)
 
     # Workers

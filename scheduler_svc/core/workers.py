@@ -203,8 +203,8 @@ class Worker:
         same = replace(self.spec, step_tokens_max=step, mixed_tokens_max=mixed, features=features)
         assert spec == same, f"{spec} is another worker than {self.spec}"
         most = self.kv.step_tokens_max
-        mixed = None if mixed is None else min(mixed, most)
-        self.spec = replace(spec, step_tokens_max=min(step, most), mixed_tokens_max=mixed)
+        step, mixed = min(step, most), mixed and min(mixed, most)
+        self.spec = replace(spec, step_tokens_max=step, mixed_tokens_max=mixed)
 
     def vacate(self, sequence: Sequence) -> None:
         """Take the slot back; the worker is told with the next plan."""
