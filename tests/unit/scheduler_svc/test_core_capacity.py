@@ -258,14 +258,14 @@ def test_idle_then_a_burst() -> None:
 def test_after_an_hour_of_nothing_a_burst_is_planned_as_the_first_was() -> None:
     cell = Cell(spec())
 
-    def burst() -> list[object]:
+    def burst() -> tuple[object, int]:
         for _ in range(20):
             cell.submit(3, 4)
         plan = cell.must_plan()
         joins = [(join.slot, join.num_computed_tokens) for join in plan.joins]
         planned = (joins, plan.chunks, plan.lease_steps, plan.decode_rows, plan.blocks_free)
         cell.finish()
-        return [planned, cell.now_ns]
+        return planned, cell.now_ns
 
     first, after_ns = burst()
     for _ in range(60):
