@@ -11,6 +11,7 @@ it runs fills and empties it:
               and of two that are equal one is given back
     trim      what no token to come attends to
     release   everything back
+    forget    none of its tokens can be looked up any more
 
 Layers of one attention kind are a group, and a table has blocks for each group, all of one pool. In
 a group of full attention they stay to the end. A sliding window passes over its blocks: those
@@ -119,7 +120,9 @@ class KVManager:
         self._full = [i for i, window in enumerate(spec.windows) if window is None]
         self._sliding = [i for i, window in enumerate(spec.windows) if window is not None]
         self.group_count, self.has_windows = len(self._groups), bool(self._sliding)
-        # Tokens beyond the next step's that may be asked for.
+        # Tokens of a step that tables of windows are made for, whatever the worker says later; and
+        # those beyond the next step's that may be asked for.
+        self.step_tokens_max = spec.step_tokens_max if self._sliding else _ENDLESS
         self.ahead_max = ahead_max if self._sliding else _ENDLESS
         # KV places of the longest sequence that it can hold; a sequence's last token needs none.
         size, context_max = spec.block_size, spec.context_tokens_max or _ENDLESS
@@ -147,8 +150,8 @@ class KVManager:
 
     @property
     def counts(self) -> tuple[int, int, int, int]:
-        """Since the worker joined: blocks taken anew, cached ones that were forgotten for that,
-        those found in the cache, and those given back.
+        """Since the worker joined: blocks taken anew, cached ones that were forgotten (for that, or
+        as they spoilt a row), those found in the cache, and those given back.
         """
         pool = self._pool
         return pool.num_taken, pool.num_evicted, pool.num_hits, pool.num_freed
@@ -299,6 +302,12 @@ class KVManager:
             self._pool.free(blocks)
         table.blocks, table.num_skipped_blocks = [], []
         table.capacity, table.version = 0, table.version + 1
+
+    def forget(self, table: BlockTable) -> None:
+        """What is cached of the table's tokens, be it another's, is found no more."""
+        for group in range(self.group_count):
+            for key in table.keys:
+                self._pool.forget(self._pool.get(key, group))
 
     def check(self, tables: Items[BlockTable]) -> None:
         """Raise AssertionError unless exactly these tables hold blocks here."""

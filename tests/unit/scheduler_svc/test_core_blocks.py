@@ -1,5 +1,7 @@
 """Blocks: who holds which, and which prefixes they still remember."""
 
+from dataclasses import replace
+
 import pytest
 
 from scheduler_svc.core import blocks as blocks_module
@@ -11,7 +13,9 @@ from scheduler_svc.core.blocks import (
     chain_hash,
     root_hash,
 )
+from scheduler_svc.core.commands import WorkerChanged
 from scheduler_svc.core.kv import NO_BLOCK, BlockTable, KVManager
+from scheduler_svc.core.types import Reason
 from tests.support.cell import Cell, spec
 
 
@@ -287,6 +291,21 @@ def test_a_failed_step_registers_none_of_its_blocks() -> None:
     assert cell.overs[again].num_cached_tokens == 0
 
 
+def test_who_failed_leaves_nothing_of_its_prompt_to_be_found() -> None:
+    """Nor of what it had found: what it was given may be what failed it."""
+    cell = Cell(spec(block_size=4, slots=4, step_tokens=12), in_flight=1, prefill_tokens=4)
+    prompt = tuple(range(1, 41))
+    cell.submit(prompt[:20])
+    cell.finish()
+    bad = cell.submit(prompt)
+    cell.bad_sequence_ids.add(bad)
+    cell.finish()
+    again = cell.submit(prompt)
+    cell.finish()
+    assert cell.overs[bad].num_cached_tokens == 20
+    assert cell.overs[again].num_cached_tokens == 0
+
+
 def test_workers_with_other_block_sizes_or_models_have_prefixes_of_their_own() -> None:
     cell = Cell(spec(block_size=4))
     request = cell.submit(PROMPT, 30)
@@ -357,6 +376,18 @@ def test_the_longest_that_fits_is_counted_by_group() -> None:
     assert places(8, blocks=9) > 10**6
 
 
+def test_a_budget_that_grows_is_not_more_than_tables_of_windows_are_made_for() -> None:
+    small = spec(block_size=4, step_tokens=24, mixed_tokens=20, windows=(8,), blocks=64)
+    cell = Cell(small)
+    for step, mixed, first in [(200, 150, 24), (16, 12, 16), (300, None, 24)]:
+        grown = replace(small, step_tokens_max=step, mixed_tokens_max=mixed)
+        cell.apply(WorkerChanged(worker_id="w1", spec=grown))
+        sequence_id = cell.submit(100, 5)
+        assert cell.must_plan().chunks == ((0, first),)
+        cell.finish()
+        assert cell.reason(sequence_id) is Reason.LENGTH
+
+
 def test_what_no_group_of_windows_can_hold_is_refused_with_both_numbers() -> None:
     cell = Cell(spec(block_size=4, blocks=14, slots=1, step_tokens=12, windows=(None, 8)))
     fits, too_large = cell.submit(20, 9), cell.submit(20, 10)
@@ -387,7 +418,7 @@ def forget(cell: Cell, group: int, index: int, tokens: tuple[int, ...]) -> None:
     pool = cell.worker().kv._pool
     block = pool.get(keys(tokens, 4)[index], group)
     assert block is not None
-    pool._forget(block)
+    pool.forget(block)
 
 
 @pytest.mark.parametrize(
