@@ -183,7 +183,9 @@ class WorkerLink:
         self.waited_ns = self.waited_ns + passed_ns if owes_a_step else 0
 
     def answered(self, timings: StepTimings) -> None:
-        """A step came back. The next is overdue after many times the longest of late."""
+        """A step came back, and was booked: what it says of times has been looked at. The next is
+        overdue after many times the longest of late.
+        """
         self.waited_ns = 0
         took_us = timings.wait_us + timings.forward_us + timings.sample_us
         self._longest_us = max(took_us, self._longest_us * 63 // 64)

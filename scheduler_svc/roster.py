@@ -218,6 +218,9 @@ class Roster:
         self._expected.pop(link.address, None)
         spec = wire.spec_from_proto(link.worker)
         self._session.tell(WorkerJoined(worker_id=link.worker_id, spec=spec))
+        if link.is_draining:
+            # It said so before its stream broke.
+            self._session.tell(WorkerDraining(worker_id=link.worker_id))
         log.info("worker.joined", worker_id=link.worker_id, address=link.address)
 
     def link_closed(self, link: WorkerLink, reason: str, *, is_crash: bool | None) -> None:
@@ -231,7 +234,6 @@ class Roster:
     def step_arrived(self, link: WorkerLink, result: StepMessage) -> None:
         # As good as a heartbeat, and a busy worker's may be late.
         link.silent_ns = 0
-        link.answered(result.timings)
         self._session.step_arrived(link, result)
 
     def plan_written(self, link: WorkerLink, after_ns: int) -> None:

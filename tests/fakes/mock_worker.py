@@ -49,7 +49,7 @@ from kaiten.v1.common_pb2 import (
     TokenLogprobs,
     WorkerDescription,
 )
-from kaiten.v1.worker_service_pb2 import StepResult
+from kaiten.v1.worker_service_pb2 import StepResult, StepTimings
 from service_kit import lifecycle, logs
 from service_kit.settings import load as load_settings
 from tests.fakes.several_tokens import give_several
@@ -226,7 +226,9 @@ LIES: dict[str, Callable[[StepResult], object]] = {
     "other_boot": lambda message: setattr(message, "boot_id", "another"),
     "logprob_nan": _in_logprobs(lambda run: setattr(run, "logprob", math.nan)),
     "prompt_tops": _in_prompt(lambda run: run.top_token_ids.pop() and run.top_logprobs.pop()),
-    "many_tokens": lambda message: setattr(message.timings, "tokens_computed", (1 << 32) - 1),
+    "endless_step": lambda message: message.timings.MergeFrom(
+        StepTimings(forward_us=(1 << 64) - 1, sample_us=(1 << 64) - 1)
+    ),
     "wrong_end": lambda message: message.finished.add(
         slot=message.slots[0], reason=FINISH_REASON_LENGTH
     ),

@@ -9,8 +9,9 @@ from google.rpc.error_details_pb2 import ErrorInfo
 from google.rpc.status_pb2 import Status
 
 from kaiten.v1.common_pb2 import Leader, WorkerDescription
-from kaiten.v1.worker_service_pb2 import StepTimings
+from kaiten.v1.worker_service_pb2 import Plan, StepTimings
 from scheduler_svc.links import EPOCHS_AHEAD_MAX, WorkerLink
+from scheduler_svc.wire import STEP_US_MAX
 
 OURS = 1_795_000_000_000_000
 
@@ -65,3 +66,10 @@ def test_how_long_a_step_may_take_follows_from_the_longest_of_late() -> None:
     for _ in range(400):
         link.answered(StepTimings(forward_us=2_000))
     assert link.step_ns_max == 1_000_000_000, "never less than what a busy machine may lose"
+
+
+def test_the_longest_step_that_is_believed_fits_a_plan() -> None:
+    link = link_of(Owner())
+    for _ in range(9):
+        link.answered(StepTimings(forward_us=STEP_US_MAX, sample_us=STEP_US_MAX, tokens_computed=7))
+    assert Plan(expected_step_us=link.expected_step_us(7)).expected_step_us == 2 * STEP_US_MAX
