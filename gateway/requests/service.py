@@ -6,8 +6,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Final
 
 from gateway.children.grammar_process import GrammarProcess
 from gateway.observe.metrics import Meters
@@ -18,23 +16,21 @@ from gateway.requests.cancellation import Release, Releases
 from gateway.requests.delivery import Deliveries, Delivery
 from gateway.requests.explaining import Explainer
 from gateway.requests.ledger_session import LedgerLink
+from gateway.requests.presentation import Presenter
 from gateway.requests.prompts import Prompter, is_long
 from gateway.requests.queue_position import NOWHERE, Place, place_of
 from gateway.requests.readiness import Readiness
-from gateway.requests.reading import constrained, is_held, marks, reading
+from gateway.requests.reading import constrained, is_held, marks
 from gateway.requests.stream import (
     Accepted,
     Choice,
     Finished,
     Generation,
-    Presentation,
-    checked_choices,
-    new_choices,
     replay,
 )
 from gateway.requests.validation import Limits, Model, check, check_request_id, to_record
 from gateway.tenants import Tenant
-from gateway.text.detokenizer import Pieces, decode_in_turns
+from gateway.text.detokenizer import decode_in_turns
 from gateway.text.model_card import ModelCard
 from gateway.values.generation_request import Ask, TokenPrompt
 from kaiten.v1.inference_service_pb2 import Done as DoneMessage
@@ -51,8 +47,6 @@ from service_kit.errors import (
     Overloaded,
     Unavailable,
 )
-
-PIECES_MAX: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,10 +90,7 @@ class Front:
         self._grammars = grammars
         self._streams_max = streams_max
         self._timeout_s = timeout_s
-        # They are those of the model's own marks, with tools or without.
-        self._pieces_showing = lru_cache(PIECES_MAX)(
-            lambda shown: Pieces(card.tokenizer, shown=shown)
-        )
+        self._presenter = Presenter(card)
         self._active: dict[Generation, None] = {}
         self._deliveries = Deliveries()
         self._followers: Counter[str] = Counter()
@@ -177,42 +168,20 @@ class Front:
             self._request_log.opening(ask, tenant),
             self._door(),
         ):
-            limits, delivery = self.limits, Delivery(ask.arrived_ns)
-            check(ask, limits, self.card.name, priority_max=tenant.priority_max)
-            tool_rules.check(ask)
-            tool_rules.check_model(ask, self.card, limits)
-            # Too long a grammar is refused before any work.
-            constrained(ask, self.card)
-            if refusal := self.readiness.watch.refusal(self.card):
-                raise Unavailable(self.readiness.problem or refusal)
+            delivery = Delivery(ask.arrived_ns)
+            self._check(ask, tenant)
+            await self._refuse_if_full(ask, tenant)
             named = self._complete(ask, trace, tenant)
-            has_grammar = is_held(ask) or ask.sampling.HasField("structured_outputs")
-            is_work = is_long(ask.prompt) or has_grammar
-            if not ask.request_id and is_work:
-                # Refused before any work. A request with an id may have been accepted already.
-                await self._link.ledger.refuse_if_full(tenant.name, ask.n or 1, tenant.bounds)
-            context = limits.context_tokens_max
-            prompt_ids = await self._prompter.token_ids(ask.prompt, tenant.name, context)
-            named = constrained(named, self.card, prompt_ids)
-            grammar = await self._grammar(named, tenant)
-            record = to_record(
-                named,
-                prompt_ids,
-                limits=limits,
-                model=self.model,
-                tenant=tenant,
-                seed=secrets.randbits(64),
-                grammar=grammar,
-            )
-            record.render.MergeFrom(marks(ask, self.card, prompt_ids))
+            record = await self._record(named, tenant)
             trace.submitting()
             submitted = await self._submit(record, ask, tenant, delivery)
+            prompt_tokens = len(record.prompt_token_ids)
             generation = self._follow(
-                Accepted(named.request_id, len(prompt_ids)),
+                Accepted(named.request_id, prompt_tokens),
                 record.id,
                 submitted.sequence_id,
-                self._choices(
-                    self._presentation(record.render, named.request_id),
+                self._presenter.choices(
+                    self._presenter.presentation(record.render, named.request_id),
                     submitted.sequence_id,
                     record.n,
                     with_cursors=ask.with_cursors,
@@ -221,7 +190,7 @@ class Front:
                 render=record.render,
             )
             visit.is_repeat = trace.is_repeat = not submitted.is_new
-            generation.visit, visit.trace, visit.prompt_tokens = visit, trace, len(prompt_ids)
+            generation.visit, visit.trace, visit.prompt_tokens = visit, trace, prompt_tokens
             if submitted.is_new:
                 generation.delivery = self._deliveries.opened(generation.id, delivery)
             if named.timeout_s is not None:
@@ -250,8 +219,8 @@ class Front:
                 Accepted(request_id, found.prompt_tokens),
                 _ledger_id(request_id, tenant),
                 found.sequence_id,
-                self._choices(
-                    self._presentation(found.render, request_id),
+                self._presenter.choices(
+                    self._presenter.presentation(found.render, request_id),
                     found.sequence_id,
                     found.n,
                     positions,
@@ -286,7 +255,7 @@ class Front:
         result = await self._link.ledger.result(_ledger_id(request_id, tenant))
         if result is None:
             return Seen(place=self._place(found.sequence_id, tenant.name))
-        ends, done = replay(result, self._presentation(result.render, request_id))
+        ends, done = replay(result, self._presenter.presentation(result.render, request_id))
         return Seen(ends=ends, done=done)
 
     async def explain(self, request_id: str, tenant: Tenant, of: str = "") -> list[ChoiceTimeline]:
@@ -353,6 +322,42 @@ class Front:
             self._opening -= 1
             self._note_idle()
 
+    def _check(self, ask: Ask, tenant: Tenant) -> None:
+        """Raise what can be said of it before any work."""
+        limits = self.limits
+        check(ask, limits, self.card.name, priority_max=tenant.priority_max)
+        tool_rules.check(ask)
+        tool_rules.check_model(ask, self.card, limits)
+        # Too long a grammar is refused here.
+        constrained(ask, self.card)
+        if refusal := self.readiness.watch.refusal(self.card):
+            raise Unavailable(self.readiness.problem or refusal)
+
+    async def _refuse_if_full(self, ask: Ask, tenant: Tenant) -> None:
+        """Before work. A request with an id may have been accepted already."""
+        has_grammar = is_held(ask) or ask.sampling.HasField("structured_outputs")
+        if not ask.request_id and (is_long(ask.prompt) or has_grammar):
+            await self._link.ledger.refuse_if_full(tenant.name, ask.n or 1, tenant.bounds)
+
+    async def _record(self, ask: Ask, tenant: Tenant) -> SubmitRecord:
+        """What the ledger gets: tokens for the prompt, a grammar for what it is held to."""
+        limits = self.limits
+        prompt_ids = await self._prompter.token_ids(
+            ask.prompt, tenant.name, limits.context_tokens_max
+        )
+        held = constrained(ask, self.card, prompt_ids)
+        record = to_record(
+            held,
+            prompt_ids,
+            limits=limits,
+            model=self.model,
+            tenant=tenant,
+            seed=secrets.randbits(64),
+            grammar=await self._grammar(held, tenant),
+        )
+        record.render.MergeFrom(marks(ask, self.card, prompt_ids))
+        return record
+
     def _complete(self, ask: Ask, trace: Trace, tenant: Tenant) -> Ask:
         """An Ask with an id, its span, and this gateway's deadline if it brings none."""
         request_id = ask.request_id or secrets.token_hex(12)
@@ -382,34 +387,6 @@ class Front:
     def _note_idle(self) -> None:
         if not self._active and not self._opening:
             self._idle.set()
-
-    def _pieces(self, render: RenderOptions) -> Pieces:
-        if render.show_special_tokens:
-            return self.card.pieces_with_special
-        shown = render.shown_token_ids
-        return self._pieces_showing(frozenset(shown)) if shown else self.card.pieces
-
-    def _presentation(self, render: RenderOptions, request_id: str) -> Presentation:
-        return Presentation(
-            pieces=self._pieces(render),
-            render=render,
-            reading=reading(self.card, render, request_id),
-        )
-
-    def _choices(
-        self,
-        presentation: Presentation,
-        sequence_id: int,
-        n: int,
-        positions: Sequence[int] = (),
-        *,
-        cursors: Sequence[bytes] = (),
-        with_cursors: bool,
-    ) -> Sequence[Choice]:
-        """Digests cost a microsecond per token: only for those who asked."""
-        if cursors or (with_cursors and not positions):
-            return checked_choices(presentation, sequence_id, n, cursors, with_cursors=with_cursors)
-        return new_choices(presentation, n, positions)
 
     def _place(self, sequence_id: int, tenant: str) -> Place:
         return place_of(self.readiness.watch.record, sequence_id, tenant)

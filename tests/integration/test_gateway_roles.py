@@ -38,6 +38,7 @@ RPCS: Final = {
 }
 ROUTES: Final = {
     "POST /v1/responses": TENANT,
+    "POST /v1/responses/input_tokens": TENANT,
     "GET /v1/responses/{id}": TENANT,
     "DELETE /v1/responses/{id}": TENANT,
     "POST /v1/responses/{id}/cancel": TENANT,
