@@ -144,19 +144,19 @@ class SchedulerProcess:
             on_store_problem=self._note_store_problem,
         )
         leader = await standby.campaign()
-        self._servicer.begin(leader)
-        archive = archiving.begin(self._settings, leader, await self._ledger.store_id())
-        session = LeaderSession(
-            ledger=self._ledger,
-            leader=leader,
-            settings=self._settings,
-            clock=self._clock,
-            peers=self._peers,
-            meters=self._meters,
-            tracing=self._tracing(),
-            archive=archive,
-            standby_addresses=self._servicer.standby_addresses.values(),
-        )
+        archive = None
+        try:
+            self._servicer.begin(leader)
+            archive = archiving.begin(self._settings, leader, await self._ledger.store_id())
+            await self._lead_as(self._session(leader, archive))
+        finally:
+            self._servicer.end()
+            self._meters.leads(None)
+            await self._resign(leader)
+            if archive is not None:
+                await asyncio.to_thread(archive.close)
+
+    async def _lead_as(self, session: LeaderSession) -> None:
         session.renewal.on_store_problem = self._note_store_problem
         self._meters.leads(session)
         self._metrics.model_name = lambda: session.roster.model
@@ -167,11 +167,20 @@ class SchedulerProcess:
             await session.run()
         finally:
             self._seen_epoch = max(self._seen_epoch, session.seen_epoch)
-            self._servicer.end()
-            self._meters.leads(None)
-            await self._resign(leader)
-            if archive is not None:
-                await asyncio.to_thread(archive.close)
+
+    def _session(self, leader: Leader, archive: archiving.Archive | None) -> LeaderSession:
+        assert self._ledger is not None
+        return LeaderSession(
+            ledger=self._ledger,
+            leader=leader,
+            settings=self._settings,
+            clock=self._clock,
+            peers=self._peers,
+            meters=self._meters,
+            tracing=self._tracing(),
+            archive=archive,
+            standby_addresses=self._servicer.standby_addresses.values(),
+        )
 
     def _note_store_problem(self, problem: str) -> None:
         """Why the store does not answer, as it was last; empty: it does, and so do we."""

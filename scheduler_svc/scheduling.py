@@ -24,7 +24,7 @@ UNITS: Final[Mapping[str, tuple[str, int]]] = {
     "max_waiting_steps": ("waiting_steps_max", 1),
 }
 
-# A day, and more than anybody counts: the journal has room for them.
+# A day (in seconds years), and more than anybody counts: the journal has room for them.
 MS_MAX = 86_400_000
 COUNT_MAX = 1 << 30
 
@@ -116,6 +116,8 @@ class SchedulingSettings(Settings):
     tenant_tokens_max: int = Field(
         default=0,
         ge=0,
+        # As a keys file's.
+        lt=1 << 53,
         description="running tokens of a tenant whose keys file entry names no bound; 0: no bound",
     )
     lease_steps_max: int = Field(
@@ -125,19 +127,27 @@ class SchedulingSettings(Settings):
         default=2, ge=1, le=4, description="plans sent ahead of the first answer"
     )
     prefill_tokens_min: int = Field(
-        default=16, ge=1, description="tokens of every step a waiting prefill gets at least"
+        default=16,
+        ge=1,
+        le=COUNT_MAX,
+        description="tokens of every step a waiting prefill gets at least",
     )
     preemptions_max: int = Field(
-        default=3, ge=1, description="preemptions of a sequence; then others give way to it"
+        default=3,
+        ge=1,
+        le=COUNT_MAX,
+        description="preemptions of a sequence; then others give way to it",
     )
     deaths_max: int = Field(
         default=2,
         ge=1,
+        le=COUNT_MAX,
         description="worker deaths without progress of a request: then it is tried alone",
     )
     misfit_wait_s: float = Field(
         default=30.0,
         ge=0.001,
+        le=MS_MAX,
         description="a request that only fits a lost worker waits this long for one like it",
     )
 

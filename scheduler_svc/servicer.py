@@ -120,9 +120,11 @@ class Servicer(SchedulerServiceServicer):
     async def Configure(self, request: Any, context: Any) -> ConfigureResponse:
         # What is refused is no error of the leader's.
         settings = self._leading().settings.changed(request.settings)
+        # First: what could not be written down must not be decided by.
+        response = ConfigureResponse(configured=configured_to_proto(settings.configured))
         with self._leading().called() as session:
             session.configure(settings)
-        return ConfigureResponse(configured=configured_to_proto(settings.configured))
+        return response
 
     async def ReadArchive(self, request: Any, context: Any) -> AsyncIterator[ReadArchiveResponse]:
         with self._readers:

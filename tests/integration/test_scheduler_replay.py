@@ -219,6 +219,8 @@ async def test_what_an_operator_changes_at_run_time_is_replayed(tmp_path: Path) 
             with pytest.raises(grpc.aio.AioRpcError, match="choose one of chunked") as caught:
                 await stub.Configure(ConfigureRequest(settings={"mix": "orca"}))
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            with pytest.raises(grpc.aio.AioRpcError, match="deaths_max: Input should be less"):
+                await stub.Configure(ConfigureRequest(settings={"deaths_max": str(1 << 32)}))
             chosen = {"mix": "", "cadence": "interval", "schedule_interval_steps": "3"}
             answer = await stub.Configure(ConfigureRequest(settings=chosen))
             assert (answer.configured.cadence, answer.configured.mix) == ("interval", "")

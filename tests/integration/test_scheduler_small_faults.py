@@ -19,6 +19,7 @@ from kaiten.v1.worker_service_pb2_grpc import (
     add_WorkerServiceServicer_to_server,
 )
 from ledger import Ledger
+from scheduler_svc import archiving
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.leader_session import TICK_S_MAX
 from scheduler_svc.links import REDIAL_S_FIRST, REDIAL_S_MAX, WorkerLink
@@ -99,6 +100,26 @@ async def test_told_to_stop_while_recovering_it_hands_over_at_once(
     left = await ledger.leader()
     assert left is not None
     assert (left.epoch, left.nonce) == (held.epoch, 0)
+
+
+async def test_a_leadership_that_cannot_begin_is_given_up_at_once(
+    ledger: Ledger, redis_url: str, cell: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A standby need not wait for the lease to run out."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("no archive")
+
+    monkeypatch.setattr(archiving, "begin", fail)
+    chosen = SchedulerSettings(redis_url=SecretStr(redis_url), cell=cell, grpc_port=0)
+    process = SchedulerProcess(chosen)
+    await process.start()
+    with pytest.raises(RuntimeError, match="no archive"):
+        await asyncio.wait_for(process.serve(), WAIT_S)
+    await process.stop()
+    left = await ledger.leader()
+    assert left is not None
+    assert (left.epoch > 0, left.nonce) == (True, 0)
 
 
 async def test_an_idle_scheduler_looks_through_its_books_once(

@@ -5,7 +5,10 @@ from dataclasses import fields
 import pytest
 
 from kaiten.local.scheduling import Scheduling
-from scheduler_svc.core.types import Config, Rules
+from kaiten.v1.ledger_pb2 import CoreInput, SubmitInput
+from scheduler_svc.command_wire import command_from_proto, configured_to_proto
+from scheduler_svc.core.types import Config, Request, Rules
+from scheduler_svc.scheduling import SchedulingSettings
 from scheduler_svc.settings import SchedulerSettings
 from service_kit import settings
 from service_kit.errors import ConfigError, InvalidRequest
@@ -67,6 +70,34 @@ def test_every_knob_reaches_the_core() -> None:
         mix="chunked",
         cadence="interval",
     )
+
+
+def most_of(name: str) -> int | float:
+    """The largest value of a setting; every number has one."""
+    for rule in SchedulingSettings.model_fields[name].metadata:
+        if (le := getattr(rule, "le", None)) is not None:
+            return int(le)
+        if (lt := getattr(rule, "lt", None)) is not None:
+            return int(lt) - 1
+    raise AssertionError(f"{name} has no bound")
+
+
+def test_every_knob_at_its_most_fits_the_journal() -> None:
+    """A leader that decides by what it cannot write down ends, and so does the next."""
+    numbers = [
+        n for n, f in SchedulingSettings.model_fields.items() if f.annotation in (int, float)
+    ]
+    texts = {name: str(most_of(name)) for name in numbers}
+    configured = load().changed(texts | {"cadence": "interval"}).configured
+    written = configured_to_proto(configured)
+    assert command_from_proto(CoreInput(configured=written), _no_request) == configured
+    for name in numbers:
+        with pytest.raises(InvalidRequest, match=rf"{name}: Input should be less than"):
+            load().changed({name: str(most_of(name) + 1)})
+
+
+def _no_request(_: SubmitInput) -> Request:
+    raise AssertionError("there is none")
 
 
 def test_a_preset_gives_values_and_each_can_be_overridden() -> None:
