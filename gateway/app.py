@@ -7,6 +7,8 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from gateway.cell.ledger_session import LedgerLink
+from gateway.cell.operators import Operators
 from gateway.http import errors
 from gateway.http.middleware import Gate
 from gateway.http.web_pages import WebPolicy
@@ -17,8 +19,6 @@ from gateway.openai.operation import Api, Operation, routes_of
 from gateway.openai.operators import archive, rehearsals, watch
 from gateway.openai.pages import operations as pages
 from gateway.openai.responses import operations as responses
-from gateway.requests.ledger_session import LedgerLink
-from gateway.requests.operators import Operators
 from gateway.requests.service import Front
 from gateway.settings import GatewaySettings
 from gateway.tenants import Keyring

@@ -9,6 +9,10 @@ import structlog
 
 from gateway import tenants
 from gateway.app import create_api, create_app
+from gateway.cell.explaining import Explainer
+from gateway.cell.ledger_session import LedgerLink
+from gateway.cell.operators import Operators
+from gateway.cell.readiness import Readiness, ReadinessLimits
 from gateway.children.grammar_process import GrammarProcess
 from gateway.children.pool import ChildLimits
 from gateway.grpc import inference, scaler
@@ -19,11 +23,7 @@ from gateway.observe.metrics import Meters
 from gateway.observe.request_log import RequestLog
 from gateway.observe.tracing import Tracing
 from gateway.openai.batches.driver import BatchDriver
-from gateway.requests.explaining import Explainer
-from gateway.requests.ledger_session import LedgerLink
-from gateway.requests.operators import Operators
 from gateway.requests.prompts import Prompter
-from gateway.requests.readiness import Readiness, ReadinessLimits
 from gateway.requests.service import Front
 from gateway.requests.validation import Limits
 from gateway.settings import GatewaySettings

@@ -148,7 +148,10 @@ class SchedulingSettings(Settings):
         default=30.0,
         ge=0.001,
         le=MS_MAX,
-        description="a request that only fits a lost worker waits this long for one like it",
+        description=(
+            "a request that only fits a lost worker, or came before all workers, waits this long "
+            "for one that it fits"
+        ),
     )
 
     def model_post_init(self, _context: object) -> None:

@@ -27,7 +27,7 @@ from scheduler_svc.core.commands import (
 from scheduler_svc.core.outcome import Finished, Join, Outcome, PassedOver, Plan, RequestOver, Why
 from scheduler_svc.core.requests import Tenant
 from scheduler_svc.core.types import Request, SequenceId, SlotIndex
-from scheduler_svc.timeline_windows import Window, Windows
+from scheduler_svc.timeline_windows import Window, Windows, windows_of
 
 # Requests that are over.
 OVER_MAX: Final = 4096
@@ -365,7 +365,7 @@ class Timelines:
                 self._block_size[worker_id] = command.spec.block_size
             case WorkerLate():
                 self._not_open.setdefault(worker_id, Why.LATE)
-                _of(self._late, worker_id, WORKERS_MAX).set(now_ns, Why.LATE.value)
+                windows_of(self._late, worker_id, WORKERS_MAX).set(now_ns, Why.LATE.value)
             case WorkerDraining():
                 self._not_open[worker_id] = Why.DRAINING
             case WorkerLost():
@@ -393,7 +393,7 @@ class Timelines:
 
     def _note_throttled(self, names: frozenset[str], now_ns: int) -> None:
         for name in names ^ self._throttled_now:
-            windows = _of(self._throttled, name, TENANTS_MAX)
+            windows = windows_of(self._throttled, name, TENANTS_MAX)
             windows.set(now_ns, Why.TENANT.value if name in names else "")
         self._throttled_now = names
 
@@ -480,15 +480,6 @@ class Timelines:
             self._over[event.id] = tracks
             if len(self._over) > OVER_MAX:
                 self._over.popitem(last=False)
-
-
-def _of(known: OrderedDict[str, Windows], name: str, most: int) -> Windows:
-    """Those of this name; where there are too many, the oldest are forgotten."""
-    if name not in known:
-        known[name] = Windows()
-        if len(known) > most:
-            known.popitem(last=False)
-    return known[name]
 
 
 def _blocks_of(join: Join, block_size: int) -> tuple[int, int]:

@@ -1,6 +1,6 @@
 """Times in which nothing could be planned for some, and why. Pure."""
 
-from collections import deque
+from collections import OrderedDict, deque
 from typing import Final, NamedTuple
 
 # Of the store, of a worker, of a tenant.
@@ -21,6 +21,11 @@ class Windows:
     def __init__(self) -> None:
         self._closed: deque[Window] = deque(maxlen=WINDOWS_MAX)
         self._open: tuple[int, str] | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """It is so by now."""
+        return self._open is not None
 
     def set(self, now_ns: int, why: str) -> None:
         """From here on it is so, for this reason; empty: it is not."""
@@ -43,3 +48,15 @@ class Windows:
         if self._open is not None and self._open[0] < now_ns:
             found.append(Window(self._open[0], now_ns, self._open[1]))
         return found
+
+
+def windows_of(known: OrderedDict[str, Windows], name: str, most: int) -> Windows:
+    """Those of this name. Where there are too many, the oldest are forgotten that are over: of who
+    is late, or throttled, by now it will be told when that ends.
+    """
+    if name not in known:
+        over = [each for each, windows in known.items() if not windows.is_open]
+        for each in over[: max(0, len(known) + 1 - most)]:
+            del known[each]
+        known[name] = Windows()
+    return known[name]

@@ -22,8 +22,8 @@ from typing import TypeVar
 
 from benchmarks.core.bench_scheduler import Bench
 from benchmarks.recording import record
+from gateway.cell.operators import Told
 from gateway.openai.operators.watch import told as event_of
-from gateway.requests.operators import Told
 from scheduler_svc.core.commands import Configured
 from scheduler_svc.core.outcome import Plan
 from scheduler_svc.core.types import StepResult

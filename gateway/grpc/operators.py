@@ -6,8 +6,8 @@ from typing import Any
 
 import grpc
 
+from gateway.cell.operators import SERVICE, Operators
 from gateway.grpc.inference import metadata
-from gateway.requests.operators import SERVICE, Operators
 from gateway.tenants import AUTHORIZATION_CHARS_MAX, Keyring
 from kaiten.v1.scheduler_service_pb2 import ReadArchiveRequest, ReadArchiveResponse
 from kaiten.v1.watch_pb2 import WatchRequest

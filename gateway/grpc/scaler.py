@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import grpc
 
-from gateway.requests.readiness import Readiness
+from gateway.cell.readiness import Readiness
 from kaiten.v1.keda import external_scaler_pb2 as pb
 from kaiten.v1.keda import external_scaler_pb2_grpc as pb_grpc
 from kaiten.v1.ledger_pb2 import CellRecord

@@ -11,13 +11,13 @@ from typing import Any, Final
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from gateway.cell.ledger_session import LedgerLink
+from gateway.cell.operators import Operators
 from gateway.http.bodies import Bodies, BodyLimits
 from gateway.http.exchange import Exchange, answer, now_s, telling
 from gateway.http.json_body import JsonBody
 from gateway.openai.logprobs import LogprobFormatter
 from gateway.openai.request_body import BodyParser, RequestBody
-from gateway.requests.ledger_session import LedgerLink
-from gateway.requests.operators import Operators
 from gateway.requests.service import Front
 from gateway.requests.validation import Limits
 from gateway.settings import GatewaySettings

@@ -7,6 +7,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from gateway.cell.explaining import Explainer
+from gateway.cell.ledger_session import LedgerLink
+from gateway.cell.queue_position import NOWHERE, Place, place_of
+from gateway.cell.readiness import Readiness
 from gateway.children.grammar_process import GrammarProcess
 from gateway.observe.metrics import Meters
 from gateway.observe.request_log import RequestLog
@@ -14,12 +18,8 @@ from gateway.observe.tracing import Trace, Tracing
 from gateway.requests import tool_rules
 from gateway.requests.cancellation import Release, Releases
 from gateway.requests.delivery import Deliveries, Delivery
-from gateway.requests.explaining import Explainer
-from gateway.requests.ledger_session import LedgerLink
 from gateway.requests.presentation import Presenter
 from gateway.requests.prompts import Prompter, is_long
-from gateway.requests.queue_position import NOWHERE, Place, place_of
-from gateway.requests.readiness import Readiness
 from gateway.requests.reading import constrained, is_held, marks
 from gateway.requests.stream import (
     Accepted,
@@ -28,7 +28,12 @@ from gateway.requests.stream import (
     Generation,
     replay,
 )
-from gateway.requests.validation import Limits, Model, check, check_request_id, to_record
+from gateway.requests.submit_record import Model, to_record
+from gateway.requests.validation import (
+    Limits,
+    check,
+    check_request_id,
+)
 from gateway.tenants import Tenant
 from gateway.text.detokenizer import decode_in_turns
 from gateway.text.model_card import ModelCard

@@ -66,7 +66,7 @@ class Expire:
 class WorkerJoined:
     """A worker with an empty batch.
 
-    Ends requests that fit none of the workers now known, unless they wait for a lost one.
+    Requests that fit none of the workers now known wait for one that they fit, if not for long.
     """
 
     worker_id: str

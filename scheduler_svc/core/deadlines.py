@@ -40,7 +40,7 @@ class Deadlines:
         self._await_worker(live, now_ns)
 
     def await_fit(self, now_ns: int) -> None:
-        """Whom none of the workers left can hold waits a while for one that can."""
+        """Whom none of the workers known can hold waits a while for one that can."""
         for live in self._cell.live.values():
             if live.misfit_ns is None and why_misfit(self._cell.workers.values(), live) is not None:
                 live.misfit_ns = now_ns + self._cell.config.misfit_wait_ns
@@ -52,10 +52,15 @@ class Deadlines:
         for live in self._cell.live.values():
             self._await_worker(live, now_ns)
 
-    def worker_came(self) -> None:
-        """Nobody waits for one any more, and until when is forgotten: where workers come and go,
+    def worker_came(self, now_ns: int) -> None:
+        """Who fits none of those known waits a while, for a leader meets unlike workers in any
+        order. Nobody waits for just any, and until when is forgotten: where workers come and go,
         the next one goes long before.
         """
+        for live in self._cell.live.values():
+            if why_misfit(self._cell.workers.values(), live) is None:
+                live.misfit_ns = None
+        self.await_fit(now_ns)
         over: set[tuple[int, SequenceId]] = set()
         for live in self._cell.live.values():
             if live.workerless_ns is not None:

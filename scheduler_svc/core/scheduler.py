@@ -173,7 +173,7 @@ class Scheduler:
             elif live.misfit_ns is not None and live.misfit_ns <= now_ns:
                 live.misfit_ns = None
                 if (misfit := why_misfit(self.workers.values(), live)) is not None:
-                    error = f"{misfit}, and none like the one that was lost came back"
+                    error = f"{misfit}, and none that can came in time"
                     self._cell.end(live, Reason.UNSERVED, now_ns, events, error)
             elif live.workerless_ns is not None and live.workerless_ns <= now_ns:
                 self._cell.end(live, Reason.UNSERVED, now_ns, events, why_workerless(live))
@@ -186,15 +186,8 @@ class Scheduler:
         # It lives, whatever became of its connection.
         self._judge(WorkerLost(worker_id=command.worker_id, is_crash=False, reason=""), now_ns)
         self.workers[command.worker_id] = Worker(command.worker_id, command.spec)
-        events: list[Event] = []
-        self._deadlines.worker_came()
-        for live in list(self._cell.live.values()):
-            misfit = why_misfit(self.workers.values(), live)
-            if misfit is None:
-                live.misfit_ns = None
-            elif live.misfit_ns is None:
-                self._cell.end(live, Reason.UNSERVED, now_ns, events, misfit)
-        return self._outcome(events)
+        self._deadlines.worker_came(now_ns)
+        return self._outcome()
 
     def _worker_changed(self, command: WorkerChanged, now_ns: int) -> Outcome:
         worker = self.workers[command.worker_id]

@@ -59,7 +59,7 @@ class Config:
     # Worker deaths without progress in between: from here a sequence is tried alone, and then
     # failed.
     deaths_max: int = 2
-    # A request that fits only a worker that was lost waits this long for one like it.
+    # A request that fits none of the workers that came since it did, or are left, waits this long.
     misfit_wait_ns: int = 30_000_000_000
     # Running tokens of a tenant whose requests name no bound of their own; None: no bound.
     tenant_tokens_max: int | None = None

@@ -15,11 +15,25 @@ ROOT = Path(__file__).parents[2]
 RUN = """
 import json, sys, time
 from pathlib import Path
-from tests.support.whole_stack import WholeStack
+from tests.support import processes
+from tests.support.store_server import StoreServer
 
 if __name__ == "__main__":
-    with WholeStack(Path(sys.argv[1])) as stack:
-        print(json.dumps([stack.store.pid, *(each.pid for each in stack.processes)]), flush=True)
+    folder = Path(sys.argv[1])
+    # What its fork server imports is no matter here.
+    processes.PRELOADED.clear()
+    service = processes.ServiceProcess(
+        name="scheduler",
+        module=processes.SCHEDULER,
+        argv=["--redis-url", "redis://127.0.0.1:1", "--grpc-port", "0"],
+        log_path=folder / "log",
+    )
+    with StoreServer(folder / "store") as store:
+        service.start()
+        while "store.waiting" not in service.log():
+            assert service.is_alive, service.log()
+            time.sleep(0.05)
+        print(json.dumps([store.pid, service.pid]), flush=True)
         sys.stdin.read()
 """
 
@@ -37,7 +51,7 @@ def test_a_killed_run_leaves_no_process(tmp_path: Path) -> None:
     program = tmp_path / "run.py"
     program.write_text(RUN)
     with subprocess.Popen(
-        [sys.executable, str(program), str(tmp_path / "stack")],
+        [sys.executable, str(program), str(tmp_path)],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         stdin=subprocess.PIPE,

@@ -78,7 +78,7 @@ def test_a_client_that_does_not_read_is_the_reason(whole_stack: WholeStack) -> N
     host, _, port = door.http.removeprefix("http://").partition(":")
     body = {
         "messages": [{"role": "user", "content": "The chef"}],
-        "max_tokens": 700,
+        "max_tokens": 450,
         "n": 4,
         "ignore_eos": True,
         "logprobs": True,

@@ -117,7 +117,7 @@ class Neighbour:
 
     def goes_on(self) -> None:
         """It has got more tokens since, and no error."""
-        wanted = self.tokens + 100
+        wanted = self.tokens + 30
         wait_until(lambda: self._error or self.tokens > wanted, "the neighbour goes on")
         assert self._error is None, self._error
 
@@ -138,7 +138,9 @@ class Neighbour:
 
 
 def send_until_closed(address: str, raw: Callable[[int], bytes], times: int) -> list[int]:
-    """Send pieces until the server has had enough; the kinds of the frames it sent."""
+    """Send pieces until the server has had enough; the kinds of the frames it sent. Who has been
+    told to go away goes: the server waits for it for seconds.
+    """
     received = bytearray()
     with frames.connect(address) as connection:
         connection.sendall(frames.hello())
@@ -150,7 +152,9 @@ def send_until_closed(address: str, raw: Callable[[int], bytes], times: int) -> 
         except OSError:
             pass
         with suppress(OSError):
-            while chunk := connection.recv(65536):
+            while frames.GOAWAY not in frames.kinds(bytes(received)) and (
+                chunk := connection.recv(65536)
+            ):
                 received += chunk
     return frames.kinds(bytes(received))
 

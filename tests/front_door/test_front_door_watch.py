@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.requests.operators import STREAMS_MAX
+from gateway.cell.operators import STREAMS_MAX
 from tests.support.answers import until
 from tests.support.whole_stack import GOLDEN, WholeStack
 

@@ -15,13 +15,13 @@ from tests.support.doors import add_door, is_ready
 from tests.support.processes import WORKER, ServiceProcess
 from tests.support.store_server import StoreServer
 
-LINES = 60
+LINES = 40
 ENDPOINT: Any = "/v1/completions"
 
 
 def body(number: int) -> dict[str, Any]:
     prompt = f"The chef looks at seat {number % 10} and"
-    return {"model": "mini", "prompt": prompt, "max_tokens": 60, "seed": number % 10, "n": 1}
+    return {"model": "mini", "prompt": prompt, "max_tokens": 40, "seed": number % 10, "n": 1}
 
 
 def lines() -> bytes:

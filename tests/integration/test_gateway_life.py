@@ -22,9 +22,9 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
 
+from gateway.cell.ledger_session import LedgerLink
+from gateway.cell.readiness import Readiness
 from gateway.openai.batches.driver import BatchDriver
-from gateway.requests.ledger_session import LedgerLink
-from gateway.requests.readiness import Readiness
 from gateway.tenants import KeysFile
 from kaiten.v1 import inference_service_pb2 as pb
 from kaiten.v1 import model_service_pb2 as model_pb

@@ -10,10 +10,10 @@ import httpx
 import pytest
 
 from gateway.app import OPERATIONS
+from gateway.cell.operators import SERVICE
 from gateway.grpc import inference
 from gateway.grpc.operators import OperatorServicer
 from gateway.main import GatewayService
-from gateway.requests.operators import SERVICE
 from kaiten.v1 import inference_service_pb2, model_service_pb2, scheduler_service_pb2
 from service_kit.grpc_server import add_health, add_reflection
 from tests.support.gateway_stack import WAIT_S, Stack, running_stack
@@ -87,8 +87,8 @@ async def stack(
     tmp_path: Path, redis_url: str, cell: str, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Stack]:
     monkeypatch.setattr("gateway.wrong_keys.WAIT_S_MAX", 0.0)
-    monkeypatch.setattr("gateway.requests.operators.NOBODY_LEADS_S_MAX", 0.0)
-    monkeypatch.setattr("gateway.requests.explaining.LEADERLESS_S_MAX", 0.0)
+    monkeypatch.setattr("gateway.cell.operators.NOBODY_LEADS_S_MAX", 0.0)
+    monkeypatch.setattr("gateway.cell.explaining.LEADERLESS_S_MAX", 0.0)
     keys = tmp_path / "keys.toml"
     digest = {name: hashlib.sha256(name.encode()).hexdigest() for name in ("tenant", "operator")}
     keys.write_text(

@@ -171,7 +171,7 @@ async def test_a_step_that_does_not_end_is_told_from_many_that_wait(tmp_path: Pa
         await cell.says()
         await cluster.all_done()
         # Sixteen times as many as there are slots: whoever comes waits, and all is well.
-        answers = await cluster.submit_many(16 * SLOTS, max_tokens=20)
+        answers = await cluster.submit_many(16 * SLOTS, max_tokens=6)
         while not all(answer.is_over for answer in answers):
             assert await state_of(cell.worker_address) == "serving"
             assert not await cell.problem()

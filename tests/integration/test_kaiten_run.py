@@ -13,9 +13,9 @@ from tests.support.terminal import Terminal
 
 def test_serve_and_chat_in_one(tmp_path: Path) -> None:
     environ = {"XDG_STATE_HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
-    words = ("--threads", "1", "--dtype", "fp32", "--temperature", "0", "--system", "Be brief.")
+    words = ["--threads", "1", "--dtype", "fp32", "--step-tokens", "512", "--temperature", "0"]
     saved = tmp_path / "talk.json"
-    with Terminal("run", *words, environ=environ) as terminal:
+    with Terminal("run", *words, "--system", "Be brief.", environ=environ) as terminal:
         told = terminal.until("Ctrl-D")
         terminal.until("› ")
         (url,) = re.findall(r"also at (http\S+)", told)

@@ -1,4 +1,7 @@
-"""`kaiten serve` with the shipped model: every process real, as a user starts it."""
+"""`kaiten serve` with the shipped model: every process real, as a user starts it.
+
+That another model of that name has another ledger: tests/unit/kaiten/local/test_ledger_folders.py.
+"""
 
 import asyncio
 import json
@@ -33,15 +36,15 @@ Stand = Callable[[], Served]
 
 @pytest.fixture(scope="module")
 def stand() -> Iterator[Stand]:
-    """The stack that runs. Another one once a test has ended it: a process that takes tests from
-    another's queue may get earlier ones later.
+    """The stack that runs. Started again, on the same folder, once a test has ended it: a process
+    that takes tests from another's queue may get earlier ones later, too.
     """
     with ExitStack() as stack:
+        folder = stack.enter_context(everybodys_folder())
         found: list[Served] = []
 
         def running() -> Served:
             if not found or found[-1].process.poll() is not None:
-                folder = stack.enter_context(everybodys_folder())
                 found.append(stack.enter_context(Served(folder / "data", *WORDS.split())))
             return found[-1]
 
@@ -196,7 +199,8 @@ print(json.dumps({"opened": opened, "connected": connected, "control": opens(ask
     return answer
 
 
-# Languages without a sentence of 200 tokens: who is replaced must find their place in it again.
+TOKENS: Final = 80
+# Languages without so short a sentence: who is replaced must find their place in it again.
 LONG: Final[list[dict[str, Any]]] = [
     {"regex": "([a-z]{1,9} ){400}"},
     {"json": {"type": "array", "items": {"enum": ["crab", 7, None]}, "minItems": 400}},
@@ -214,7 +218,7 @@ async def crowd(address: str, started: asyncio.Event | None = None) -> list[Comp
             constrained = {"structured_outputs": LONG[seed // 2 % 2]}
             wish: Any = constrained if seed % 2 else {"ignore_eos": True}
             generation = client.generate(
-                "Once upon a time", seed=seed, temperature=1.0, max_tokens=200, **wish
+                "Once upon a time", seed=seed, temperature=1.0, max_tokens=TOKENS, **wish
             )
             async for _ in generation:
                 streaming.add(seed)
@@ -250,10 +254,30 @@ async def test_a_process_that_is_lost_is_replaced_and_not_seen_by_clients(
     victim.send_signal(number)
     results = await asyncio.wait_for(disturbed, WAIT_S)
     assert [r.choices for r in results] == [r.choices for r in undisturbed]
-    assert {r.choices[0].output_tokens for r in results} == {200}
+    assert {r.choices[0].output_tokens for r in results} == {TOKENS}
     await asyncio.to_thread(victim.wait, WAIT_S)
     successor = served.leader() if name == "scheduler" else served.child(name)
     assert successor.pid != victim.pid
+
+
+def test_a_request_is_resumed_by_the_next_start(stand: Stand) -> None:
+    """All of it killed in mid-stream and started again: what it had accepted goes on."""
+    asked: Any = {"max_tokens": 150, "ignore_eos": True, "temperature": 0.0}
+    killed = stand()
+    with Client(killed.address, resume_s=0.1) as client:
+        whole = client.complete("Once upon a time", **asked)
+        # Killing the rest takes a moment, in which the gateway may see us leave.
+        running = client.generate(
+            "Once upon a time", request_id="accepted-before", keep_running=True, **asked
+        )
+        next(running)
+        killed.process.kill()
+        killed.process.wait()
+    started = stand()
+    assert started.data_dir == killed.data_dir
+    with Client(started.address) as client:
+        assert client.attach("accepted-before").result.choices == whole.choices
+    assert len(list(started.data_dir.glob("store-*"))) == 1
 
 
 def test_it_drains_and_leaves_nothing(served: Served) -> None:

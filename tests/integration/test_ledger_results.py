@@ -12,7 +12,7 @@ from service_kit.errors import NotFound, Overloaded
 from tests.support.play_leader import PlayLeader, submit_record
 from tests.support.store_server import StoreServer
 
-RESULTS = 300
+RESULTS = 150
 # Between a write and a look at it, on a slow machine: what is kept is told in what is left.
 SLOW_S = 10
 

@@ -36,7 +36,7 @@ PROMPTS = ["The chef", "A bowl of soup", "Tea"]
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM(threads=1, dtype="fp32", progress=False) as llm:
+    with LLM(threads=1, dtype="fp32", step_tokens=512, progress=False) as llm:
         yield llm
 
 
@@ -105,7 +105,7 @@ def test_nobody_else_may_use_its_port(llm: LLM) -> None:
 
 def test_a_worker_dies_and_the_answers_are_the_same(llm: LLM) -> None:
     def ask() -> list[str]:
-        answers = llm.generate(PROMPTS, max_tokens=200, ignore_eos=True, seed=7)
+        answers = llm.generate(PROMPTS, max_tokens=100, ignore_eos=True, seed=7)
         return [answer.text for answer in answers]
 
     undisturbed = ask()
@@ -140,7 +140,7 @@ def test_it_ends_with_its_program() -> None:
     program = """
 import json, psutil
 from kaiten import LLM
-llm = LLM(threads=1, progress=False)
+llm = LLM(threads=1, step_tokens=512, progress=False)
 pids = [each.pid for each in psutil.Process().children(recursive=True)]
 (answer,) = llm.generate("Tea", temperature=0)
 print(json.dumps([pids, llm._stack.stack.private_address, answer.text]))

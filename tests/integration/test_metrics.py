@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -154,7 +155,7 @@ def test_the_books_balance_over_a_killed_worker(cell: Cell) -> None:
 
             async def visit() -> int:
                 tokens = 0
-                request = pb.GenerateRequest(text="The chef", sampling=endless(400))
+                request = pb.GenerateRequest(text="The chef", sampling=endless(150))
                 async for response in stub.Generate(request, timeout=WAIT_S):
                     tokens += response.event.delta.token_count
                     has_begun.set()
@@ -164,7 +165,7 @@ def test_the_books_balance_over_a_killed_worker(cell: Cell) -> None:
             await has_begun.wait()
             await asyncio.to_thread(cell.worker.kill)
             cell.worker.start()
-            assert await asyncio.gather(*visits) == [400] * 5
+            assert await asyncio.gather(*visits) == [150] * 5
 
     asyncio.run(story())
     lost = "kaiten_workers_lost_total"
@@ -174,7 +175,7 @@ def test_the_books_balance_over_a_killed_worker(cell: Cell) -> None:
     assert page(ENDED, finished_reason="length") - before(ENDED, finished_reason="length") == 5
     # Each token once, though some were computed twice.
     tokens = "kaiten_generation_tokens_total"
-    assert page(tokens) - before(tokens) == 5 * 400
+    assert page(tokens) - before(tokens) == 5 * 150
     assert page(lost, how="disconnect") >= 1
     assert balance(page)[0] == balance(page)[1]
 
@@ -203,15 +204,17 @@ def test_where_time_goes_and_how_full_a_worker_is(cell: Cell) -> None:
         return pages[-1]("kaiten_worker_slots_used", worker=address) > 0
 
     async def story() -> None:
-        looking = asyncio.create_task(asyncio.to_thread(wait_until, is_seen, "a row in a batch"))
         async with grpc.aio.insecure_channel(cell.door.grpc) as channel:
-            stub = InferenceServiceStub(channel)
-            # Once a second is looked, and one answer may take less.
-            while not looking.done():
-                request = pb.GenerateRequest(text="The chef", sampling=endless())
-                async for _ in stub.Generate(request, timeout=WAIT_S):
-                    pass
-        await looking
+            request = pb.GenerateRequest(text="The chef", sampling=endless())
+            call = InferenceServiceStub(channel).Generate(request, timeout=WAIT_S)
+            async for response in call:
+                if response.event.HasField("delta"):
+                    break
+            # Once a second is looked: it is in the batch until it was seen there.
+            cell.worker.send(signal.SIGSTOP)
+            await asyncio.to_thread(wait_until, is_seen, "a row in a batch")
+            cell.worker.send(signal.SIGCONT)
+            call.cancel()
 
     asyncio.run(story())
     busy = pages[-1]

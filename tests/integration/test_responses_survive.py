@@ -18,7 +18,7 @@ ASKED: Any = {
     "model": "mini",
     "instructions": "Be brief.",
     "input": "Tell me about soup.",
-    "max_output_tokens": 900,
+    "max_output_tokens": 450,
     "temperature": 0.8,
     "background": True,
     "extra_body": {"ignore_eos": True, "seed": 5},

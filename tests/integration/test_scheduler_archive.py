@@ -4,7 +4,6 @@ import asyncio
 import json
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Sequence
 from itertools import pairwise
@@ -22,6 +21,7 @@ from scheduler_svc.timeline import Phase, Timelines
 from scheduler_svc.timeline_intervals import Timeline, timelines_of
 from tests.support.answers import until
 from tests.support.cluster import SCHEDULER_FLAGS, Cluster, argv_of
+from tests.support.commands import kaiten
 from tests.support.processes import ServiceProcess
 
 # Nothing is trimmed, so that the journal can be compared with.
@@ -61,7 +61,7 @@ def start_with(cluster: Cluster, process: ServiceProcess, **flags: object) -> No
 async def more_work(cluster: Cluster) -> None:
     """Of several choices, preempted and cut; some of it outlives its leader."""
     for index in range(8):
-        await cluster.submit(prompt_tokens=20 + index, max_tokens=60 + index, n=1 + index % 2)
+        await cluster.submit(prompt_tokens=20 + index, max_tokens=40 + index, n=1 + index % 2)
     for answer in cluster.answers[-2:]:
         await answer.has_tokens(3)
 
@@ -95,13 +95,11 @@ def told_by_commands(
     tenant, _, name = one.id.partition(":")
     flags = ["--archive", str(archive), "--tenant", tenant]
     for id, code, said in ((f"cmpl-{name}", 0, "ended: length"), ("nobody", 1, "is in none")):
-        done = subprocess.run(
-            [sys.executable, "-m", "kaiten", "explain", id, *flags], capture_output=True, text=True
-        )
-        assert done.returncode == code, done.stderr
-        assert said in done.stdout + done.stderr
-        assert ("is in none" in done.stderr) == bool(code)
-        shown = re.findall(r"^ +[\d,.]+ +[\d,.]+  ", done.stdout, re.MULTILINE)
+        ended, out, err = kaiten("explain", id, *flags)
+        assert ended == code, err
+        assert said in out + err
+        assert ("is in none" in err) == bool(code)
+        shown = re.findall(r"^ +[\d,.]+ +[\d,.]+  ", out, re.MULTILINE)
         assert code or len(shown) == sum(len(each.intervals) for each in choices)
 
 

@@ -23,7 +23,7 @@ async def test_every_story_ends_well(tmp_path: Path, seed: int) -> None:
         tmp_path,
         schedulers=2,
         workers=2,
-        worker_flags={"step_ms": 10},
+        worker_flags={"step_ms": 20},
         scheduler_flags={
             **IMPATIENT,
             "fold_records": rng.choice((5, 50, 500)),
@@ -33,7 +33,7 @@ async def test_every_story_ends_well(tmp_path: Path, seed: int) -> None:
         for index in range(14):
             await cluster.submit(
                 prompt_tokens=rng.randint(1, 40),
-                max_tokens=rng.randint(150, 400),
+                max_tokens=rng.randint(75, 200),
                 n=1 + index % 3,
                 logprobs=rng.choice((-1, 1)),
             )

@@ -13,21 +13,30 @@ from kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
 from kaiten.v1.worker_service_pb2 import DescribeRequest
 from kaiten.v1.worker_service_pb2_grpc import WorkerServiceStub
 from tests.support.answers import Answer, until
-from tests.support.cluster import Cluster
+from tests.support.cluster import Cluster, Flags
 from tests.support.processes import FAULTY_SCHEDULER
 
 LENGTH = FINISH_REASON_LENGTH
-STEADY = {"step_ms": 10}
+# They begin together, and who has a longer prompt is at the gate with a dozen of them.
+MAX_TOKENS = 50
 # Nobody who is put aside loses it by right.
 UNDISTURBED = {"lease_ttl_s": 60.0}
 
 
+def gated(folder: Path, step_ms: int = 10) -> Flags:
+    """Workers that wait where `mixed` says."""
+    (folder / "gates").mkdir()
+    return {"step_ms": step_ms, "gates": folder / "gates"}
+
+
 async def mixed(cluster: Cluster) -> list[Answer]:
-    """Sixteen choices of several kinds, each under way."""
-    answers = await cluster.submit_many(6, max_tokens=150)
-    answers += await cluster.submit_many(2, max_tokens=150, n=3)
-    answers += await cluster.submit_many(3, max_tokens=150, logprobs=1)
-    answers += await cluster.submit_many(1, max_tokens=150, prompt_tokens=100)
+    """Sixteen choices of several kinds, each under way: none is over before `open_gates`."""
+    with cluster.held():
+        cluster.gates(51)
+        answers = await cluster.submit_many(6, max_tokens=MAX_TOKENS)
+        answers += await cluster.submit_many(2, max_tokens=MAX_TOKENS, n=3)
+        answers += await cluster.submit_many(3, max_tokens=MAX_TOKENS, logprobs=1)
+        answers += await cluster.submit_many(1, max_tokens=MAX_TOKENS, prompt_tokens=40)
     for answer in answers:
         await answer.has_tokens(5)
     return answers
@@ -71,10 +80,11 @@ async def test_two_schedulers_and_exactly_one_leads(tmp_path: Path) -> None:
 
 
 async def test_kill_the_leader_and_the_standby_takes_over(tmp_path: Path) -> None:
-    async with Cluster(tmp_path, schedulers=2, worker_flags=STEADY) as cluster:
+    async with Cluster(tmp_path, schedulers=2, worker_flags=gated(tmp_path)) as cluster:
         leader, standby = await roles(cluster)
         answers = await mixed(cluster)
         cluster.schedulers[leader].kill()
+        cluster.open_gates()
         while_away = await cluster.submit(max_tokens=8)
         await until(lambda: leads(cluster, standby), "the standby leads")
         await cluster.all_done()
@@ -82,9 +92,10 @@ async def test_kill_the_leader_and_the_standby_takes_over(tmp_path: Path) -> Non
 
 
 async def test_kill_the_only_scheduler_and_start_it_again(tmp_path: Path) -> None:
-    async with Cluster(tmp_path, worker_flags=STEADY) as cluster:
+    async with Cluster(tmp_path, worker_flags=gated(tmp_path)) as cluster:
         answers = await mixed(cluster)
         cluster.schedulers[0].kill()
+        cluster.open_gates()
         answers.append(await cluster.submit(max_tokens=8))
         cancelled = await cluster.submit(max_tokens=8)
         await cluster.ledger.cancel(cancelled.record.id)
@@ -98,10 +109,11 @@ async def test_kill_the_scheduler_again_and_again(tmp_path: Path) -> None:
     """Every leader recovers from what the one before had folded and journaled, and folds itself."""
     scheduler_flags = {"fold_records": 15, "lease_ttl_s": 0.3}
     async with Cluster(
-        tmp_path, worker_flags={"step_ms": 5}, scheduler_flags=scheduler_flags
+        tmp_path, worker_flags=gated(tmp_path, 5), scheduler_flags=scheduler_flags
     ) as cluster:
         answers = await mixed(cluster)
-        for _ in range(4):
+        cluster.open_gates()
+        for _ in range(3):
             folded = await folded_seq(cluster)
             # Enough for a fold, however much of the others is over by now.
             answers.append(await cluster.submit(max_tokens=60))
@@ -129,11 +141,12 @@ async def test_a_leader_told_to_stop_hands_over_at_once(tmp_path: Path) -> None:
     # More than a test waits for anything; a standby looks eight times in it.
     scheduler_flags = {"lease_ttl_s": 120.0}
     async with Cluster(
-        tmp_path, schedulers=2, worker_flags=STEADY, scheduler_flags=scheduler_flags
+        tmp_path, schedulers=2, worker_flags=gated(tmp_path), scheduler_flags=scheduler_flags
     ) as cluster:
         leader, standby = await roles(cluster)
         answers = await mixed(cluster)
         cluster.schedulers[leader].send(signal.SIGTERM)
+        cluster.open_gates()
         await until(lambda: leads(cluster, standby), "the standby leads")
         assert await asyncio.to_thread(cluster.schedulers[leader].join) == 0
         await cluster.all_done()
@@ -141,11 +154,12 @@ async def test_a_leader_told_to_stop_hands_over_at_once(tmp_path: Path) -> None:
 
 
 async def test_a_leader_that_was_frozen_is_fenced_when_it_wakes(tmp_path: Path) -> None:
-    async with Cluster(tmp_path, schedulers=2, worker_flags=STEADY) as cluster:
+    async with Cluster(tmp_path, schedulers=2, worker_flags=gated(tmp_path)) as cluster:
         leader, standby = await roles(cluster)
         answers = await mixed(cluster)
         frozen = cluster.schedulers[leader]
         frozen.send(signal.SIGSTOP)
+        cluster.open_gates()
         await until(lambda: leads(cluster, standby), "the standby leads")
         frozen.send(signal.SIGCONT)
         await until(lambda: cluster.events(frozen, "leadership.ended"), "the old leader gives up")
@@ -156,12 +170,13 @@ async def test_a_leader_that_was_frozen_is_fenced_when_it_wakes(tmp_path: Path) 
 
 async def test_a_freeze_shorter_than_the_lease_changes_nothing(tmp_path: Path) -> None:
     async with Cluster(
-        tmp_path, schedulers=2, worker_flags=STEADY, scheduler_flags=UNDISTURBED
+        tmp_path, schedulers=2, worker_flags=gated(tmp_path), scheduler_flags=UNDISTURBED
     ) as cluster:
         leader, standby = await roles(cluster)
         answers = await mixed(cluster)
         frozen = cluster.schedulers[leader]
         frozen.send(signal.SIGSTOP)
+        cluster.open_gates()
         seen = sum(answer.token_count for answer in answers)
         await until(lambda: min(answer.silence_s for answer in answers) > 0.5, "silence")
         frozen.send(signal.SIGCONT)
@@ -180,7 +195,7 @@ async def test_a_leader_whose_plans_fail_does_not_keep_the_lease(
     async with Cluster(
         tmp_path,
         schedulers=2,
-        worker_flags=STEADY,
+        worker_flags=gated(tmp_path),
         scheduler_flags={**flags, "fault_folder": tmp_path},
         scheduler_module=FAULTY_SCHEDULER,
     ) as cluster:
@@ -191,6 +206,7 @@ async def test_a_leader_whose_plans_fail_does_not_keep_the_lease(
         (tmp_path / cluster.scheduler_addresses[leader].rpartition(":")[2]).touch()
         # There is something to plan, however much of the others is over by now.
         answers.append(await cluster.submit(max_tokens=8))
+        cluster.open_gates()
         await until(lambda: leads(cluster, standby), "the standby leads")
         if fault == "raise":
             assert await asyncio.to_thread(failing.join) == 1
@@ -204,11 +220,12 @@ async def test_a_leader_whose_plans_fail_does_not_keep_the_lease(
 async def test_a_pause_of_the_scheduler_is_not_the_workers_silence(tmp_path: Path) -> None:
     scheduler_flags = {**UNDISTURBED, "worker_timeout_ms": 5000}
     async with Cluster(
-        tmp_path, workers=2, worker_flags=STEADY, scheduler_flags=scheduler_flags
+        tmp_path, workers=2, worker_flags=gated(tmp_path), scheduler_flags=scheduler_flags
     ) as cluster:
         (scheduler,) = cluster.schedulers
         answers = await mixed(cluster)
         scheduler.send(signal.SIGSTOP)
+        cluster.open_gates()
         await until(lambda: min(answer.silence_s for answer in answers) > 8.0, "a long pause")
         scheduler.send(signal.SIGCONT)
         await cluster.all_done()
@@ -219,12 +236,13 @@ async def test_a_pause_of_the_scheduler_is_not_the_workers_silence(tmp_path: Pat
 
 async def test_a_standby_that_dies_is_not_missed(tmp_path: Path) -> None:
     async with Cluster(
-        tmp_path, schedulers=2, worker_flags=STEADY, scheduler_flags=UNDISTURBED
+        tmp_path, schedulers=2, worker_flags=gated(tmp_path), scheduler_flags=UNDISTURBED
     ) as cluster:
         leader, standby = await roles(cluster)
         lease = await cluster.ledger.leader()
         answers = await mixed(cluster)
         cluster.schedulers[standby].kill()
+        cluster.open_gates()
         await cluster.all_done()
         assert_all_gold(answers)
         await until(lambda: leads(cluster, leader), "the leader still leads")
@@ -241,7 +259,7 @@ async def test_a_worker_that_registers_while_the_leader_recovers_is_refused_not_
     async with Cluster(tmp_path) as cluster:
         (worker,), (scheduler,) = cluster.workers, cluster.schedulers
         scheduler.kill()
-        answers = await cluster.submit_many(400, max_tokens=2)
+        answers = await cluster.submit_many(200, max_tokens=2)
         (ready,) = cluster.events(worker, "service.ready")
         async with grpc.aio.insecure_channel(ready["address"]) as channel:
             described = await WorkerServiceStub(channel).Describe(DescribeRequest())

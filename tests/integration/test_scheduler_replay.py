@@ -155,13 +155,14 @@ async def test_a_busy_mixed_journal_replays_to_the_same_decisions(
 
 
 async def test_a_journal_of_several_terms_replays_with_a_core_each(tmp_path: Path) -> None:
+    worker_flags = {**workers_at(tmp_path), "step_ms": 8}
     async with Cluster(
-        tmp_path, worker_flags=workers_at(tmp_path), scheduler_flags=SCHEDULER_FLAGS
+        tmp_path, worker_flags=worker_flags, scheduler_flags=SCHEDULER_FLAGS
     ) as cluster:
         recording = Recording(cluster)
         for index in range(6):
-            await recording.submit(max_tokens=100 + 5 * index, n=1 + index % 2)
-        short = await recording.submit(max_tokens=100, n=2)
+            await recording.submit(max_tokens=50 + 5 * index, n=1 + index % 2)
+        short = await recording.submit(max_tokens=50, n=2)
         await cluster.ledger.cancel(short.record.id, choice=0)
         for answer in cluster.answers:
             await answer.has_tokens(3)

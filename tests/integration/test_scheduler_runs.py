@@ -163,7 +163,7 @@ async def test_a_stop_found_downstream_cuts_one_choice_to_the_token(tmp_path: Pa
 
 
 async def test_deadlines_end_queued_and_running_requests(tmp_path: Path) -> None:
-    worker_flags = {"slots": 1, "step_ms": 10}
+    worker_flags = {"slots": 1, "step_ms": 40}
     async with Cluster(tmp_path, worker_flags=worker_flags) as cluster:
         # Longer than anybody is put aside for, shorter than its tokens take.
         running = await cluster.submit(max_tokens=900, timeout_ms=4000)

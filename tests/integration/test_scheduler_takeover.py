@@ -26,7 +26,7 @@ from tests.support.relay import Relay
 
 # Longer than every wait of a test: who leads before has not waited for the lease.
 NEVER_RUNS_OUT = {"lease_ttl_s": 3600.0}
-STEADY = {"step_ms": 10}
+STEADY = {"step_ms": 20}
 US = Leader(epoch=5, nonce=7)
 
 
@@ -63,8 +63,8 @@ async def followed(
 
 async def mixed(cluster: Cluster) -> None:
     """Choices of several kinds, each under way."""
-    answers = await cluster.submit_many(4, max_tokens=150)
-    answers += await cluster.submit_many(2, max_tokens=150, n=2, logprobs=1)
+    answers = await cluster.submit_many(4, max_tokens=75)
+    answers += await cluster.submit_many(2, max_tokens=75, n=2, logprobs=1)
     for answer in answers:
         await answer.has_tokens(5)
 
@@ -75,10 +75,17 @@ def assert_all_whole(cluster: Cluster) -> None:
 
 
 async def test_a_killed_leader_has_a_successor_at_once(tmp_path: Path) -> None:
+    """Which meets a worker first that is too small for all that it resumes."""
     async with followed(tmp_path) as (cluster, _):
         first, second = cluster.schedulers
+        (large,), small = [*cluster.workers], cluster.add_worker({"kv_blocks": 3})
+        small.start()
+        await cluster.ready(workers=2)
         await mixed(cluster)
+        large.send(signal.SIGSTOP)
         first.kill()
+        await until(lambda: cluster.events(second, "worker.joined"), "the small one has joined")
+        large.send(signal.SIGCONT)
         await cluster.all_done()
         assert_all_whole(cluster)
         assert await cluster.leader() is second

@@ -1,6 +1,7 @@
 """Workers that die, drain, lie, or do not belong: clients notice nothing but time."""
 
 import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,9 +23,9 @@ def assert_all_gold(answers: list[Answer]) -> None:
 
 @pytest.mark.parametrize("gather_ms", [0, 100])
 async def test_kill_a_worker_mid_decode_and_another_goes_on(tmp_path: Path, gather_ms: int) -> None:
-    flags = {"step_ms": 5, "gather_ms": gather_ms}
+    flags = {"step_ms": 10, "gather_ms": gather_ms}
     async with Cluster(tmp_path, workers=2, worker_flags=flags) as cluster:
-        answers = await cluster.submit_many(16, max_tokens=120)
+        answers = await cluster.submit_many(16, max_tokens=60)
         for answer in answers:
             await answer.has_tokens(5)
         cluster.workers[0].kill()
@@ -34,8 +35,8 @@ async def test_kill_a_worker_mid_decode_and_another_goes_on(tmp_path: Path, gath
 
 
 async def test_kill_the_only_worker_and_start_it_again(tmp_path: Path) -> None:
-    async with Cluster(tmp_path, worker_flags={"step_ms": 5}) as cluster:
-        answers = await cluster.submit_many(8, max_tokens=100, n=2)
+    async with Cluster(tmp_path, worker_flags={"step_ms": 10}) as cluster:
+        answers = await cluster.submit_many(8, max_tokens=50, n=2)
         await answers[-1].has_tokens(5)
         cluster.workers[0].kill()
         newcomer = await cluster.submit(max_tokens=5)
@@ -62,9 +63,9 @@ async def test_kill_a_worker_in_the_middle_of_a_prompt(tmp_path: Path) -> None:
 
 async def test_a_frozen_worker_is_given_up_and_welcome_back(tmp_path: Path) -> None:
     async with Cluster(
-        tmp_path, workers=2, worker_flags={"step_ms": 5}, scheduler_flags=IMPATIENT
+        tmp_path, workers=2, worker_flags={"step_ms": 10}, scheduler_flags=IMPATIENT
     ) as cluster:
-        answers = await cluster.submit_many(8, max_tokens=120)
+        answers = await cluster.submit_many(8, max_tokens=60)
         for answer in answers:
             await answer.has_tokens(5)
         cluster.workers[0].send(signal.SIGSTOP)
@@ -78,11 +79,11 @@ async def test_a_frozen_worker_is_given_up_and_welcome_back(tmp_path: Path) -> N
 
 async def test_a_hung_worker_keeps_nobody_waiting_for_ever(tmp_path: Path) -> None:
     """Its process lives and says so; a step of it does not end. What it had goes on elsewhere."""
-    async with Cluster(tmp_path, worker_flags={"step_ms": 5}) as cluster:
+    async with Cluster(tmp_path, worker_flags={"step_ms": 10}) as cluster:
         scheduler = cluster.schedulers[0]
-        cluster.add_worker({"step_ms": 5, "gates": cluster.gates(100)}).start()
+        cluster.add_worker({"step_ms": 10, "gates": cluster.gates(50)}).start()
         await cluster.ready(workers=2)
-        answers = await cluster.submit_many(20, max_tokens=150)
+        answers = await cluster.submit_many(20, max_tokens=75)
 
         async def is_nobody_waiting() -> bool:
             state = await cluster.state()
@@ -105,9 +106,9 @@ async def test_a_hung_worker_keeps_nobody_waiting_for_ever(tmp_path: Path) -> No
 
 async def test_a_draining_worker_hands_its_work_over(tmp_path: Path) -> None:
     """More work than the drain has time for: it exits in time and others finish what it began."""
-    worker_flags = {"step_ms": 10, "drain_s": 0.5}
+    worker_flags = {"step_ms": 40, "drain_s": 0.5}
     async with Cluster(tmp_path, workers=2, worker_flags=worker_flags) as cluster:
-        answers = await cluster.submit_many(8, max_tokens=400)
+        answers = await cluster.submit_many(8, max_tokens=100)
         for answer in answers:
             await answer.has_tokens(5)
         cluster.workers[0].send(signal.SIGTERM)
@@ -132,33 +133,34 @@ async def done(answer: Answer) -> Answer:
     return answer
 
 
-@pytest.mark.parametrize(
-    ("lie", "gather_ms"),
-    [
-        *((lie, 0) for lie in LIES),
-        # Behind the wrong step there are others in the same message.
-        ("missing_row", 100),
-    ],
-)
-async def test_a_worker_that_lies_is_put_aside(tmp_path: Path, lie: str, gather_ms: int) -> None:
+# With a time to gather in there are others behind the wrong step, in the same message.
+@pytest.mark.parametrize(("lies", "gather_ms"), [(tuple(LIES), 0), (("missing_row",), 100)])
+async def test_a_worker_that_lies_is_put_aside(
+    tmp_path: Path, lies: tuple[str, ...], gather_ms: int
+) -> None:
+    """One after the other, each beside one that does not."""
     flags = {"step_ms": 4, "gather_ms": gather_ms}
     async with Cluster(tmp_path, worker_flags=flags) as cluster:
-        cluster.add_worker({"lie": lie, "lie_after_steps": 10, **flags}).start()
-        await cluster.ready(workers=2)
         scheduler = cluster.schedulers[0]
-
-        async def is_put_aside() -> bool:
-            answers = await cluster.submit_many(4, max_tokens=20)
-            answers += await cluster.submit_many(4, max_tokens=20, logprobs=1, prompt_logprobs=1)
-            for answer in answers:
-                await answer.done()
-            return bool(cluster.events(scheduler, "worker.quarantined"))
-
-        await until(is_put_aside, "quarantine")
-        assert_all_gold(cluster.answers)
-        assert len(cluster.events(scheduler, "step.rejected")) == 3
-        await cluster.ready(workers=1)
+        for count, lie in enumerate(lies, start=1):
+            liar = cluster.add_worker({"lie": lie, "lie_after_steps": 10, **flags})
+            liar.start()
+            await cluster.ready(workers=2)
+            await until(partial(is_put_aside, cluster, count), f"quarantine for {lie}")
+            assert_all_gold(cluster.answers)
+            assert len(cluster.events(scheduler, "step.rejected")) == 3 * count, lie
+            await cluster.ready(workers=1)
+            liar.kill()
         assert_all_gold([await done(await cluster.submit())])
+
+
+async def is_put_aside(cluster: Cluster, count: int) -> bool:
+    """So many have been; what shows the next one for what it is has been asked."""
+    answers = await cluster.submit_many(4, max_tokens=20)
+    answers += await cluster.submit_many(4, max_tokens=20, logprobs=1, prompt_logprobs=1)
+    for answer in answers:
+        await answer.done()
+    return len(cluster.events(cluster.schedulers[0], "worker.quarantined")) == count
 
 
 async def test_a_worker_with_another_model_is_refused_with_the_reason(tmp_path: Path) -> None:

@@ -2,9 +2,7 @@
 
 import asyncio
 import json
-import os
 import signal
-import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -25,6 +23,7 @@ from kaiten.v1.watch_pb2 import SEQUENCE_STATE_RUNNING, WatchRequest
 from ledger.archive import Wanted, entries, segments
 from ledger.archive.remote import remote_entries
 from scheduler_svc.servicer import WATCHERS_MAX
+from tests.support import commands
 from tests.support.answers import until
 from tests.support.cluster import Cluster
 from tests.support.processes import GATEWAY
@@ -102,7 +101,7 @@ async def test_a_standby_says_who_leads_and_a_watch_ends_with_its_leader(tmp_pat
         leader = await cluster.leader()
         at = cluster.schedulers.index(leader)
         led, stands_by = cluster.scheduler_addresses[at], cluster.scheduler_addresses[1 - at]
-        answer = await cluster.submit(max_tokens=400)
+        answer = await cluster.submit(max_tokens=120)
         async with watching(led) as watcher:
             await watcher.until(lambda core: running(core) == 1)
             follows = partial(cluster.events, cluster.schedulers[1 - at], "leader.followed")
@@ -170,17 +169,10 @@ def add_doors(cluster: Cluster, **flags: object) -> tuple[str, str]:
     return port.address, f"http://{http.address}"
 
 
-async def kaiten(*arguments: str) -> tuple[int, str, str]:
-    """Exit code, and what it says."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "kaiten", *arguments),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env=os.environ | {"KAITEN_API_KEY": OPERATOR},
-    )
-    said, complained = await process.communicate()
-    assert process.returncode is not None
-    return process.returncode, said.decode(), complained.decode()
+async def kaiten(*arguments: str) -> commands.Ended:
+    """As an operator."""
+    environ = {"KAITEN_API_KEY": OPERATOR}
+    return await asyncio.to_thread(commands.kaiten, *arguments, environ=environ)
 
 
 def read_archives(gateway: str) -> list[ArchiveEntry]:
@@ -239,7 +231,7 @@ async def test_an_operator_sees_every_leader_and_archive_through_a_gateway(tmp_p
         gateway, http = add_doors(cluster, api_keys_file=keys_file(tmp_path))
         leader = await cluster.leader()
         await (await cluster.submit(max_tokens=5)).done()
-        answer = await cluster.submit(max_tokens=200)
+        answer = await cluster.submit(max_tokens=120)
         await until(partial(is_up, gateway), "the gateway")
         assert await refusal(gateway, "") is grpc.StatusCode.UNAUTHENTICATED
         assert await refusal(gateway, TENANT) is grpc.StatusCode.PERMISSION_DENIED

@@ -2,10 +2,7 @@
 
 import asyncio
 import json
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -235,32 +232,24 @@ async def test_drain_gives_up_on_a_scheduler_that_is_gone(model: Path) -> None:
         await asyncio.wait_for(process.drain(), WAIT_S)
 
 
-async def test_sigterm_drains_and_exits(model: Path) -> None:
+async def test_sigterm_drains_and_exits(model: Path, tmp_path: Path) -> None:
     """The whole process, as a supervisor starts and stops it."""
     fake = FakeScheduler(is_drained=True)
     async with scheduler_at(fake) as port:
-        child = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-P",
-            "-m",
-            "gpu_worker",
-            *("--model", str(model), "--scheduler", f"127.0.0.1:{port}", "--threads", "1"),
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-            stderr=subprocess.PIPE,
-        )
+        flags = ["--model", str(model), "--scheduler", f"127.0.0.1:{port}", "--threads", "1"]
+        log_path = tmp_path / "worker.log"
+        child = ServiceProcess(name="worker", module=WORKER, argv=flags, log_path=log_path)
+        child.start()
         try:
             async with asyncio.timeout(60):
                 while not fake.heartbeats:
                     await fake.changed.wait()
-                child.send_signal(signal.SIGTERM)
-                _, log = await child.communicate()
+                child.send(signal.SIGTERM)
+                assert await asyncio.to_thread(child.join) == 0, child.log()
         finally:
-            if child.returncode is None:
-                child.kill()
-                await child.wait()
-    assert child.returncode == 0, log.decode()
+            child.kill()
     assert fake.heartbeats[-1].is_draining
-    assert b'"service.ready"' in log
+    assert '"service.ready"' in child.log()
 
 
 @pytest.mark.parametrize(

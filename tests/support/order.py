@@ -27,7 +27,6 @@ FIRST: Final = (
     "unit/tools/test_mutants.py",
     "parity/test_triton_parity.py",
     "front_door/test_front_door_clients.py",
-    "integration/test_serve_ledgers.py",
     "integration/test_serve_secrets.py",
     "integration/test_kaiten_serve.py",
     "integration/test_health_lies.py",

@@ -26,7 +26,17 @@ LATER: Final = (
     "service_kit.metric_aliases",
     "uvicorn.lifespan.off",
 )
-MODULES: Final = (SCHEDULER, GATEWAY, MOCK_WORKER, WORKER, *LATER)
+# And commands, each of which imports its own.
+COMMANDS: Final = (
+    "kaiten.bench.command",
+    "kaiten.cli.app",
+    "kaiten.cli.batch",
+    "kaiten.cli.chat.command",
+    "kaiten.cli.explain",
+    "kaiten.cli.generate",
+    "kaiten.cli.watch",
+)
+MODULES: Final = (*COMMANDS, SCHEDULER, GATEWAY, MOCK_WORKER, WORKER, *LATER)
 
 gc.disable()
 for module in MODULES:

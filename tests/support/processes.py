@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ WORKER = "gpu_worker.main"
 MOCK_WORKER = "tests.fakes.mock_worker"
 AHEAD_WORKER = "tests.fakes.ahead_worker"
 
+# What the fork server imports, before the first start.
+PRELOADED = ["tests.support.preload"]
 _PR_SET_PDEATHSIG = 1
 EXIT_TIMEOUT_S = 60.0
 
@@ -62,15 +64,7 @@ class ServiceProcess:
 
     def start(self) -> None:
         assert not self.is_alive, f"{self.name} runs already"
-        # One thread each: a test has many processes and few cores.
-        os.environ.setdefault("OMP_NUM_THREADS", "1")
-        _context.set_forkserver_preload(["tests.support.preload"])
-        self._process = _context.Process(
-            target=_enter,
-            args=(self.module, self.argv, str(self.log_path), self.environ),
-            daemon=True,
-        )
-        self._process.start()
+        self._process = forked(_enter, self.module, self.argv, str(self.log_path), self.environ)
 
     def send(self, number: signal.Signals) -> None:
         os.kill(self.pid, number)
@@ -92,10 +86,29 @@ class ServiceProcess:
         return self.log_path.read_text() if self.log_path.exists() else ""
 
 
+def forked(target: Callable[..., None], *args: object) -> multiprocessing.process.BaseProcess:
+    """A process that does this and ends, at the latest with the tests."""
+    # One thread each: a test has many processes and few cores.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    _context.set_forkserver_preload(PRELOADED)
+    process = _context.Process(target=_tied, args=(target, args), daemon=True)
+    process.start()
+    return process
+
+
 def events(process: ServiceProcess, event: str) -> list[dict[str, Any]]:
     """Log lines of that name. Who waits for one asks often: no other line is parsed."""
     lines = (line for line in process.log().splitlines() if event in line and line[0] == "{")
     return [entry for entry in map(json.loads, lines) if entry.get("event") == event]
+
+
+def _tied(target: Callable[..., None], args: tuple[object, ...]) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # The fork server, our parent to the system, lives for as long as any of its children does: a
+    # test run that is itself killed leaves nothing behind because each of them looks.
+    threading.Thread(target=_end_with_the_tests, daemon=True).start()
+    target(*args)
 
 
 def _enter(module: str, argv: list[str], log_path: str, environ: dict[str, str]) -> None:
@@ -103,11 +116,6 @@ def _enter(module: str, argv: list[str], log_path: str, environ: dict[str, str])
     log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    # The fork server, our parent to the system, lives for as long as any of its children does: a
-    # test run that is itself killed leaves nothing behind because each of them looks.
-    threading.Thread(target=_end_with_the_tests, daemon=True).start()
     sys.exit(importlib.import_module(module).main(argv))
 
 

@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 import structlog
 
+from gateway.cell.ledger_session import LedgerLink
 from gateway.observe.metrics import BatchMeters
 from gateway.openai.batches.files import lines_of
 from gateway.openai.batches.lines import (
@@ -27,7 +28,6 @@ from gateway.openai.batches.lines import (
 from gateway.openai.batches.usage import UsageSum
 from gateway.openai.batches.window import Window
 from gateway.openai.operation import Api
-from gateway.requests.ledger_session import LedgerLink
 from gateway.tenants import Keyring
 from ledger.batches.batches import BatchName, StoredBatch
 from ledger.batches.files import CHUNK_BYTES

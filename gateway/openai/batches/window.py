@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
-from gateway.requests.readiness import Readiness
+from gateway.cell.readiness import Readiness
 
 # Of each slot of the cell.
 LINES: Final = 2

@@ -10,12 +10,12 @@ from google.protobuf.json_format import MessageToDict
 from msgspec import UNSET, Struct, UnsetType
 from starlette.datastructures import QueryParams
 
+from gateway.cell.operators import Told
 from gateway.http.exchange import Exchange
 from gateway.http.json_reply import DONE, to_event
 from gateway.openai.operation import LOOKS, Api, Operation, parameter
 from gateway.openai.operators.access import check_operator
 from gateway.openai.usage import Count
-from gateway.requests.operators import Told
 from kaiten.v1 import watch_pb2
 from kaiten.v1.ledger_pb2 import ConfiguredInput
 from kaiten.v1.watch_pb2 import SequenceState, WatchRequest, WatchResponse, WhyPassedOver

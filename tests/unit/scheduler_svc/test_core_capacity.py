@@ -211,14 +211,19 @@ def test_all_choices_that_can_never_fit_are_refused_at_once() -> None:
     cell.finish()
 
 
-def test_one_accepted_before_any_worker_is_refused_by_the_first_that_is_too_small() -> None:
+def test_one_accepted_before_any_worker_waits_so_long_for_one_that_is_large_enough() -> None:
     cell = Cell()
     sequence_id, fits = cell.submit(20, 10, n=3), cell.submit(3, 2)
-    assert not cell.endings
     cell.join("w1", spec(block_size=4, blocks=2))
-    assert "the largest worker holds 8" in cell.overs[sequence_id].endings[2].error
+    cell.turns(5)
+    assert (cell.reason(fits), cell.waiting()[0]) == (Reason.LENGTH, sequence_id)
+    cell.now_ns += cell.scheduler.config.misfit_wait_ns
+    cell.expire()
+    assert cell.endings[sequence_id + 2].error == (
+        "prompt and max_tokens need KV for 29 tokens, the largest worker holds 8, "
+        "and none that can came in time"
+    )
     cell.finish()
-    assert cell.reason(fits) is Reason.LENGTH
 
 
 def test_one_that_fits_another_worker_only_is_passed_by() -> None:
@@ -287,7 +292,7 @@ def test_one_that_fits_only_a_lost_worker_waits_so_long_and_ends_saying_why() ->
     cell.expire()
     assert cell.endings[sequence_id].error == (
         "prompt and max_tokens need KV for 38 tokens, the largest worker holds 8, "
-        "and none like the one that was lost came back"
+        "and none that can came in time"
     )
     cell.finish()
 
@@ -318,6 +323,25 @@ def test_nobody_left_is_no_verdict_on_a_request() -> None:
     cell.join("w3", spec(block_size=4, blocks=20))
     cell.finish()
     assert cell.reason(sequence_id) is Reason.LENGTH
+
+
+@pytest.mark.parametrize("is_led_anew", [False, True], ids=["all are lost", "its leader is lost"])
+def test_the_small_one_of_unlike_workers_is_back_first(is_led_anew: bool) -> None:
+    cell = Cell(spec(block_size=4, blocks=2), spec(block_size=4, blocks=20))
+    running, waiting = cell.submit(30, 9), cell.submit(30, 9)
+    cell.turns(3)
+    assert cell.outputs[running]
+    if is_led_anew:
+        cell.lead_anew()
+    else:
+        for worker_id in ["w1", "w2"]:
+            cell.kill(worker_id, is_crash=None)
+        for worker_id, blocks in [("w1", 2), ("w2", 20)]:
+            cell.join(worker_id, spec(block_size=4, blocks=blocks))
+    cell.now_ns += cell.scheduler.config.misfit_wait_ns
+    assert cell.expire() == ()
+    cell.finish()
+    assert cell.reason(running) is cell.reason(waiting) is Reason.LENGTH
 
 
 def test_while_no_worker_is_there_one_waits_as_long_as_it_may_and_ends_saying_so() -> None:

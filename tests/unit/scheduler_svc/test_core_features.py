@@ -84,7 +84,7 @@ def test_and_ends_when_none_comes() -> None:
     cell.kill("w1")
     cell.now_ns += cell.scheduler.config.misfit_wait_ns
     cell.expire()
-    assert "needs logprobs, and no worker can do all of it, and none like" in (
+    assert "needs logprobs, and no worker can do all of it, and none that can" in (
         cell.endings[sequence_id].error
     )
     assert cell.reason(sequence_id) is Reason.UNSERVED

@@ -115,6 +115,27 @@ def test_a_gap_that_is_as_usual_is_no_stall() -> None:
     assert 25 * MS <= decode.gap_p50_ns <= 26 * MS
 
 
+def test_however_many_workers_are_late_each_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of those that were, the oldest are forgotten; of those that are, none."""
+    monkeypatch.setattr(timeline, "WORKERS_MAX", 2)
+    cell = Told(*[spec(slots=1)] * 4)
+    ids = [cell.submit(3, 5) for _ in cell.workers]
+    for worker_id in cell.workers:
+        cell.must_plan(worker_id)
+        cell.apply(WorkerLate(worker_id=worker_id))
+    cell.now_ns += 5 * MS
+    for worker_id in cell.workers:
+        cell.step(worker_id)
+    assert all(cell.timelines.snapshot(f"r{one}").late for one in ids)
+    cell.kill("w1")
+    cell.join("w5", spec(slots=1))
+    cell.must_plan("w5")
+    cell.apply(WorkerLate(worker_id="w5"))
+    late = [worker for one in ids for worker in cell.timelines.snapshot(f"r{one}").late]
+    assert late == ["w5", "w4"]
+    cell.finish()
+
+
 def test_who_sits_out_for_prompts_is_told_so() -> None:
     cell = Told(spec(step_tokens=40, slots=4), lease=1, in_flight=1, mix="prefill_first")
     one = cell.submit(2, 40)

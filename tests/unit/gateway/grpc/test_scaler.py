@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from gateway.cell.readiness import CellWatch, ReadinessLimits
 from gateway.grpc import scaler
-from gateway.requests.readiness import CellWatch, ReadinessLimits
 from kaiten.v1.keda import external_scaler_pb2 as pb
 from kaiten.v1.ledger_pb2 import CellRecord
 from ledger import CellView, Lease

@@ -20,7 +20,11 @@ from gateway.openai.completions import CompletionBody
 from gateway.openai.request_body import HARMLESS, NEUTRAL, parse
 from gateway.openai.tokenize import DetokenizeBody, TokenizeBody
 from gateway.requests import tool_rules
-from gateway.requests.validation import Limits, Model, check, to_record
+from gateway.requests.submit_record import Model, to_record
+from gateway.requests.validation import (
+    Limits,
+    check,
+)
 from gateway.tenants import Tenant
 from gateway.text.model_card import SamplingDefaults
 from gateway.values.generation_request import TokenPrompt

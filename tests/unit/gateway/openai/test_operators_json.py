@@ -7,10 +7,10 @@ import msgspec
 import pytest
 from starlette.datastructures import QueryParams
 
+from gateway.cell.operators import Told
 from gateway.http.json_reply import to_json
 from gateway.openai.operators.archive import Page, request_of
 from gateway.openai.operators.watch import LiveCore, told
-from gateway.requests.operators import Told
 from kaiten.v1.archive_pb2 import ArchivedRequest, ArchiveEntry, ArchiveGap, ArchiveHeader
 from kaiten.v1.common_pb2 import LayerGroup, WorkerDescription
 from kaiten.v1.ledger_pb2 import (

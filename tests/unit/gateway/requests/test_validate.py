@@ -15,18 +15,16 @@ from gateway.http.json_body import JsonBody
 from gateway.openai.chat import ChatBody
 from gateway.openai.completions import CompletionBody
 from gateway.openai.request_body import parse
+from gateway.requests.submit_record import ROW_FIELDS, Model, to_record
 from gateway.requests.validation import (
     NUMBERS,
     POSITIVES,
-    ROW_FIELDS,
     Limits,
-    Model,
     PromptTooLong,
     check,
     id_lists,
     integers,
     sampling_from,
-    to_record,
 )
 from gateway.tenants import Tenant
 from gateway.text.model_card import SamplingDefaults

@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +21,7 @@ from kaiten.local import services
 from kaiten.local.ports import HeldPort
 from kaiten.mini import CHECKPOINT
 from service_kit.errors import InvalidRequest, Unauthenticated
+from tests.support import commands
 from tests.support.scripted_gateway import ScriptedGateway, accepted, delta, done, finished
 
 ROOT = Path(__file__).parents[4]
@@ -27,18 +30,8 @@ Ask = Callable[..., Awaitable[tuple[int, str]]]
 
 def kaiten(*arguments: str, stdin: str = "", **environment: str) -> tuple[int, str]:
     """Exit code and everything written. Words are joined, because boxes wrap them."""
-    finished = subprocess.run(
-        [sys.executable, "-m", "kaiten", *arguments],
-        capture_output=True,
-        text=True,
-        input=stdin,
-        timeout=280,
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "100"} | environment,
-    )
-    said = finished.stdout + finished.stderr
-    assert "Traceback" not in said
-    return finished.returncode, re.sub(r"[\s│]+", " ", said)
+    code, out, err = commands.kaiten(*arguments, stdin=stdin, environ=environment)
+    return code, re.sub(r"[\s│]+", " ", out + err)
 
 
 def here(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
@@ -51,6 +44,7 @@ def here(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]
 
 
 def test_keygen_gives_the_key_and_its_entry_apart() -> None:
+    """As a shell starts it."""
     made = [sys.executable, "-m", "kaiten", "keygen", "acme"]
     done = subprocess.run(made, capture_output=True, text=True, timeout=280, cwd=ROOT)
     assert done.returncode == 0
@@ -121,10 +115,14 @@ def test_serve_shows_its_defaults() -> None:
     ],
 )
 def test_names_of_the_field_are_taken_and_shown_beside_ours(theirs: str, ours: str) -> None:
-    _, bound, _ = cli.app.parse_args(["serve", *theirs.split()])
-    _, same, _ = cli.app.parse_args(["serve", *ours.split()])
-    _, bare, _ = cli.app.parse_args(["serve"])
-    assert bound.arguments == same.arguments != bare.arguments
+    assert served_by(theirs) == served_by(ours) != served_by("")
+
+
+@cache
+def served_by(words: str) -> dict[str, Any]:
+    """What `kaiten serve` is told by them."""
+    _, bound, _ = cli.app.parse_args(["serve", *words.split()])
+    return bound.arguments
 
 
 @pytest.mark.parametrize(

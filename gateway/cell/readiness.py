@@ -12,8 +12,8 @@ from typing import Final
 
 import structlog
 
-from gateway.requests.ledger_session import LedgerLink
-from gateway.requests.queue_position import because
+from gateway.cell.ledger_session import LedgerLink
+from gateway.cell.queue_position import because
 from gateway.text.model_card import ModelCard
 from kaiten.v1.common_pb2 import WorkerDescription
 from kaiten.v1.ledger_pb2 import CellRecord

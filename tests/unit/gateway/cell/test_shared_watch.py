@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from gateway.requests.operators import BEHIND_MAX, Operators, Told
+from gateway.cell.operators import BEHIND_MAX, Operators, Told
 from kaiten.client.live_core import LiveCore
 from kaiten.v1.scheduler_service_pb2_grpc import (
     SchedulerServiceServicer,

@@ -5,7 +5,7 @@ from typing import Final
 import grpc
 import structlog
 
-from gateway.requests.ledger_session import LedgerLink
+from gateway.cell.ledger_session import LedgerLink
 from kaiten.v1.scheduler_service_pb2 import ReadTimelineRequest, ReadTimelineResponse
 from kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
 from kaiten.v1.timeline_pb2 import ChoiceTimeline

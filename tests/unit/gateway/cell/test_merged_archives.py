@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from gateway.requests.archives import Part, merged
+from gateway.cell.archives import Part, merged
 from kaiten.v1.archive_pb2 import ArchiveEntry
 from kaiten.v1.ledger_pb2 import JournalRecord
 

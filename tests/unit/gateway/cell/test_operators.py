@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from gateway.requests import operators
-from gateway.requests.archives import Part
-from gateway.requests.explaining import scrubbed
-from gateway.requests.operators import Operators
+from gateway.cell import operators
+from gateway.cell.archives import Part
+from gateway.cell.explaining import scrubbed
+from gateway.cell.operators import Operators
 from kaiten.v1.archive_pb2 import ArchiveEntry, ArchiveHeader
 from kaiten.v1.ledger_pb2 import CellRecord
 from kaiten.v1.scheduler_service_pb2 import ReadArchiveRequest

@@ -14,8 +14,8 @@ from typing import Final
 import grpc
 import structlog
 
-from gateway.requests.archives import CHANNEL_OPTIONS, Archive, merged, said
-from gateway.requests.ledger_session import LedgerLink
+from gateway.cell.archives import CHANNEL_OPTIONS, Archive, merged, said
+from gateway.cell.ledger_session import LedgerLink
 from kaiten.v1.archive_pb2 import ArchiveEntry, ArchiveGap
 from kaiten.v1.scheduler_service_pb2 import ReadArchiveRequest, RehearseRequest, RehearseResponse
 from kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
