@@ -10,7 +10,7 @@ lease is renewed only behind a turn, so a leader that decides nothing any more i
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 import structlog
@@ -47,6 +47,7 @@ from scheduler_svc.renewal import Renewal
 from scheduler_svc.request_book import BookedRequest, RequestBook
 from scheduler_svc.roster import Roster
 from scheduler_svc.settings import SchedulerSettings
+from scheduler_svc.store_clock import clock_offset_ns
 from scheduler_svc.timeline import Timelines
 from scheduler_svc.tracing import Tracing
 from scheduler_svc.watching import Watching
@@ -60,19 +61,8 @@ log = structlog.get_logger()
 TICK_S_MAX = 0.25
 # Between two looks at the load, for who reads metrics.
 LOAD_NS = 1_000_000_000
-# How often the ledger's clock is read when a leadership begins.
-CLOCK_READS = 3
-
-
-async def clock_offset_ns(read_ns: Callable[[], Awaitable[int]], clock: Clock) -> int:
-    """The other clock less ours. It is read at some time of a round trip: of the shortest, then."""
-    trips: list[tuple[int, int]] = []
-    for _ in range(CLOCK_READS):
-        asked_ns = clock.monotonic_ns()
-        read = await read_ns()
-        took_ns = clock.monotonic_ns() - asked_ns
-        trips.append((took_ns, read - asked_ns - took_ns // 2))
-    return min(trips)[1]
+# So long a turn makes plans before everything else has its own: links, the inbox, the lease.
+PLAN_NS_MAX = 25_000_000
 
 
 class LeaderSession:
@@ -315,6 +305,8 @@ class LeaderSession:
                 raise self._error
             self._turn()
             self._turn_taken.set()
+            # An event that is set already is no wait: everybody else would have none of the loop.
+            await asyncio.sleep(0)
 
     async def _decided(self) -> None:
         """Return when a turn has been taken from now on."""
@@ -339,8 +331,12 @@ class LeaderSession:
             self.tell(Expire())
 
     def _plan(self, now_ns: int) -> None:
-        """Ask for the plans of all workers that the core named, until it names none."""
+        """Ask for the plans of all workers that the core named, until it names none, or it takes
+        long: then the others have another turn. What happens between two turns may happen here,
+        too: each answer of the core is published before anything else, and leaves it whole.
+        """
         self._look_back()
+        until_ns = self._clock.monotonic_ns() + PLAN_NS_MAX
         while self._concerned and not self._is_stopping:
             if self.core.is_store_behind:
                 self._meters.held_back(len(self._concerned))
@@ -350,6 +346,9 @@ class LeaderSession:
             link = self.roster.links.get(worker_id)
             if link is not None and link.is_open and worker_id in self.core.workers:
                 self._plan_one(link, now_ns)
+                if self._clock.monotonic_ns() >= until_ns:
+                    self._wake()
+                    return
 
     def _look_back(self) -> None:
         """Nothing is planned while too much is uncommitted, and the core knows why."""

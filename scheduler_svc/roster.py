@@ -218,6 +218,9 @@ class Roster:
         self._expected.pop(link.address, None)
         spec = wire.spec_from_proto(link.worker)
         self._session.tell(WorkerJoined(worker_id=link.worker_id, spec=spec))
+        if link.is_draining:
+            # It said so before its stream broke.
+            self._session.tell(WorkerDraining(worker_id=link.worker_id))
         log.info("worker.joined", worker_id=link.worker_id, address=link.address)
 
     def link_closed(self, link: WorkerLink, reason: str, *, is_crash: bool | None) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from kaiten.v1.common_pb2 import FEATURE_LOGPROBS
 from kaiten.v1.ledger_pb2 import CellRecord
 from kaiten.v1.worker_service_pb2 import Plan, StepResult, StepTimings
 from ledger import Candidate, Ledger
@@ -384,6 +385,37 @@ async def test_a_plan_for_which_it_was_early_is_made_in_time(
         session._concerned["w"] = None
         session._plan(session.now_ns())
         assert session._meters._passed_over["plan", "store_behind"] == 1
+
+
+async def test_a_turn_with_many_plans_leaves_the_loop_to_others_in_between(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Links, the inbox and the renewal of the lease: 64 plans may take longer than its life."""
+    of_others = 0
+    at_plan: list[int] = []
+    monkeypatch.setattr("scheduler_svc.leader_session.PLAN_NS_MAX", 0)
+    monkeypatch.setattr(WorkerLink, "run", lambda link: asyncio.Event().wait())
+    monkeypatch.setattr(WorkerLink, "is_open", True)
+    monkeypatch.setattr(WorkerLink, "send", lambda link, plan: at_plan.append(of_others))
+    for number in range(64):
+        await ledger.submit(submit_record(str(number)), b"")
+
+    async def take_turns() -> None:
+        nonlocal of_others
+        while True:
+            of_others += 1
+            await asyncio.sleep(0)
+
+    other = asyncio.create_task(take_turns())
+    async with leading(ledger, worker_timeout_ms=10**9) as (session, _):
+        for number in range(64):
+            told = worker(str(number), features=[FEATURE_LOGPROBS])
+            session.roster.register(f"unix:/nowhere/{number}", told)
+            session.roster.link_opened(session.roster.links[str(number)])
+        await until(lambda: at_plan and not session._concerned, "nobody is left to ask")
+        assert len(at_plan) >= 64 / 4
+        assert len(set(at_plan)) == len(at_plan), "somebody else had a turn before each"
+    other.cancel()
 
 
 async def test_a_hung_worker_gives_its_sequences_up_and_is_judged(ledger: Ledger) -> None:

@@ -70,6 +70,18 @@ async def test_a_worker_that_becomes_another_is_refused_by_field(
         assert session.roster.links["w"].worker == first
 
 
+async def test_a_worker_that_drains_does_so_under_its_next_stream(ledger: Ledger) -> None:
+    """Its next heartbeat would say so again; until then it would be given new work."""
+    async with leading(ledger) as (session, _):
+        session.roster.register(NOWHERE, worker("w"))
+        link = session.roster.links["w"]
+        session.roster.link_opened(link)
+        session.roster.heartbeat("w", is_draining=True)
+        session.roster.link_closed(link, "broken", is_crash=None)
+        session.roster.link_opened(link)
+        assert session.core.workers["w"].is_draining
+
+
 async def test_gateways_are_told_what_some_worker_can_do(ledger: Ledger) -> None:
     async with leading(ledger) as (session, _):
         session.roster.register(NOWHERE, worker("v", features=[FEATURE_LOGPROBS]))

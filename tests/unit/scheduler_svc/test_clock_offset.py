@@ -1,6 +1,6 @@
 """What a leader takes for the ledger's clock."""
 
-from scheduler_svc.leader_session import CLOCK_READS, clock_offset_ns
+from scheduler_svc.store_clock import CLOCK_READS, clock_offset_ns
 
 MS = 1_000_000
 AHEAD_NS = 5_000 * MS
