@@ -68,12 +68,15 @@ class Keys:
         """String: StoredPromptLogprobs, by the first sequence id; expires with the result."""
         return f"{self.prefix}prompt_logprobs:{sequence_id}"
 
-    def files(self, tenant: str) -> str:
-        """Hash: a tenant's files, when each leaves and its bytes."""
-        return f"{self.prefix}files:{tenant}"
+    def shelf(self, tenant: str) -> tuple[str, str, str, str]:
+        """What a tenant keeps, with TTL. Sorted sets: its files and its batches by when they were
+        made, all of them with their bytes by when they leave. String: the sum of the bytes.
+        """
+        own = f"{self.prefix}shelf:{tenant}"
+        return f"{own}:files", f"{own}:batches", f"{own}:leaving", f"{own}:bytes"
 
     def file(self, tenant: str, id: str) -> str:
-        """Hash: name, purpose, bytes and pieces of a file, with TTL."""
+        """Hash: name, purpose, bytes and pieces of a file, and what it counts for, with TTL."""
         return f"{self.prefix}file:{tenant}:{id}"
 
     def file_chunk(self, tenant: str, id: str, number: int) -> str:
@@ -84,10 +87,6 @@ class Keys:
     def batches(self) -> str:
         """Hash: the live batches of all tenants, which somebody must drive."""
         return f"{self.prefix}batches"
-
-    def batches_of(self, tenant: str) -> str:
-        """Hash: a tenant's batches and when each leaves, with TTL."""
-        return f"{self.prefix}batches:{tenant}"
 
     def answers(self, tenant: str) -> str:
         """Hash: bytes of answers of a tenant's live batches, with TTL."""

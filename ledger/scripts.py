@@ -26,8 +26,18 @@ class Script:
         object.__setattr__(self, "sha", digest)
 
 
+def _text(name: str) -> str:
+    return (FOLDER / f"{name}.lua").read_text(encoding="utf-8")
+
+
 def _read(name: str) -> Script:
-    return Script(name, (FOLDER / f"{name}.lua").read_text(encoding="utf-8"))
+    return Script(name, _text(name))
+
+
+def _with_shelf(name: str) -> Script:
+    """With what shelf.lua defines, behind the flags."""
+    flags, _, text = _text(name).partition("\n")
+    return Script(name, f"{flags}\n{_text('shelf')}\n{text}")
 
 
 BIND: Final = _read("bind")
@@ -41,13 +51,14 @@ COMMIT: Final = _read("commit")
 FOLD: Final = _read("fold")
 READ: Final = _read("read")
 HISTORY: Final = _read("history")
-BATCH_NEW: Final = _read("batch_new")
+BATCH_NEW: Final = _with_shelf("batch_new")
 BATCH_MOVE: Final = _read("batch_move")
 BATCH_LINE: Final = _read("batch_line")
 BATCH_HOLD: Final = _read("batch_hold")
 FILE_CHUNK: Final = _read("file_chunk")
-FILE_KEEP: Final = _read("file_keep")
-FILE_DROP: Final = _read("file_drop")
+FILE_KEEP: Final = _with_shelf("file_keep")
+FILE_DROP: Final = _with_shelf("file_drop")
+SHELF_PAGE: Final = _with_shelf("shelf_page")
 BARRIER: Final = _read("barrier")
 PERMITTED: Final = _read("permitted")
 

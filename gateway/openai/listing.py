@@ -1,7 +1,7 @@
 """Lists of what has an id, page by page, as OpenAI's clients ask for them."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, Literal, Protocol
 
 from msgspec import Struct
@@ -9,9 +9,11 @@ from starlette.datastructures import QueryParams
 
 from gateway.http.exchange import Exchange
 from gateway.openai.operation import parameter
-from service_kit.errors import InvalidRequest
+from ledger.batches.shelf import Page
+from service_kit.errors import InvalidRequest, NotFound
 
 NUMBER: Final = re.compile(r"[0-9]{1,10}", re.ASCII)
+NOT_LISTED: Final = "must be the id of one that is in the list"
 
 
 class Named(Protocol):
@@ -28,28 +30,48 @@ class Listing(Struct, kw_only=True):
     has_more: bool
 
 
-def page_of(found: Sequence[Named], exchange: Exchange, *, most: int, default: int) -> Any:
-    """The fields of a Listing, of what was found, the newest first."""
+def asked_page(exchange: Exchange, *, most: int, default: int) -> Page:
+    """InvalidRequest: there is none of such a size."""
     query = QueryParams(exchange.scope["query_string"])
     limit = query.get("limit", str(default))
     if not NUMBER.fullmatch(limit) or not 1 <= int(limit) <= most:
         raise InvalidRequest("limit", f"must be in [1, {most}], got {limit[:64]!r}")
-    items = list(found)
-    if query.get("order", "desc") == "asc":
-        items.reverse()
-    if after := query.get("after", ""):
-        places = [index for index, each in enumerate(items) if each.id == after]
-        if not places:
-            raise InvalidRequest("after", "must be the id of one that is in the list")
-        items = items[places[0] + 1 :]
-    shown = items[: int(limit)]
+    is_oldest_first = query.get("order", "desc") == "asc"
+    return Page(int(limit), query.get("after", ""), is_oldest_first)
+
+
+async def ids_of_page(
+    ids_of: Callable[[Page], Awaitable[tuple[list[str], bool]]], page: Page
+) -> tuple[list[str], bool]:
+    """Of what the ledger lists, and whether there are more."""
+    try:
+        return await ids_of(page)
+    except NotFound:
+        raise InvalidRequest("after", NOT_LISTED) from None
+
+
+def told_page(shown: Sequence[Named], *, has_more: bool) -> Any:
+    """The fields of a Listing."""
     first, last = (shown[0].id, shown[-1].id) if shown else (None, None)
-    has_more = len(items) > len(shown)
     return {"data": shown, "first_id": first, "last_id": last, "has_more": has_more}
 
 
+def page_of(found: Sequence[Named], exchange: Exchange, *, most: int, default: int) -> Any:
+    """The fields of a Listing, of what was found, the newest first."""
+    limit, after, is_oldest_first = asked_page(exchange, most=most, default=default)
+    items = list(found)
+    if is_oldest_first:
+        items.reverse()
+    if after:
+        places = [index for index, each in enumerate(items) if each.id == after]
+        if not places:
+            raise InvalidRequest("after", NOT_LISTED)
+        items = items[places[0] + 1 :]
+    return told_page(items[:limit], has_more=len(items) > limit)
+
+
 def listed(most: int, default: int) -> tuple[Mapping[str, Any], ...]:
-    """The parameters that `page_of` reads."""
+    """The parameters that `asked_page` reads."""
     return (
         parameter("query", "limit", "", f"1 to {most}, {default} if left out"),
         parameter("query", "order", "", "asc or desc, desc if left out"),

@@ -4,12 +4,13 @@ An answer is written once, by whoever has it first, and a state is left once: so
 anywhere, two may drive the same batch, and every line still has one answer.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from ledger import scripts
+from ledger.batches.shelf import BATCHES, Page, page_of, too_many_bytes
 from ledger.store import Store
 from service_kit.errors import NotFound, Overloaded
 
@@ -17,8 +18,11 @@ from service_kit.errors import NotFound, Overloaded
 LIVE_MAX: Final = 16
 # Of one tenant, live or over.
 KEPT_MAX: Final = 10_000
-HEADS_AT_ONCE: Final = 128
-BOUNDS: Final = {b"FULL": ("live batches", LIVE_MAX), b"KEPT": ("kept batches", KEPT_MAX)}
+# What a batch takes of the store besides its fields, with those that it gets until its end.
+BATCH_BYTES: Final = 2048
+# Each may have tens of kilobytes.
+HEADS_AT_ONCE: Final = 16
+BOUNDS: Final = {b"LIVE": ("live batches", LIVE_MAX), b"KEPT": ("kept batches", KEPT_MAX)}
 LIVE: Final = ("validating", "in_progress", "finalizing", "cancelling")
 
 
@@ -53,14 +57,17 @@ class Batches:
         self._store = store
 
     async def new(self, name: BatchName, fields: Mapping[str, str], *, window_s: int) -> None:
-        """Overloaded: the tenant has too many, live ones or all that are kept."""
-        keys = self._store.keys
-        kept_s = window_s + self._store.limits.files_ttl_s
+        """Overloaded: the tenant has too many, live ones or all that are kept, or too much."""
+        keys, limits = self._store.keys, self._store.limits
+        kept_s = window_s + limits.files_ttl_s
+        bounds = (LIVE_MAX, KEPT_MAX, limits.files_bytes_max, BATCH_BYTES)
         verdict, *rest = await self._store.script(
             scripts.BATCH_NEW,
-            (keys.batches, keys.batches_of(name.tenant), keys.batch(*name)),
-            (name.tenant, name.id, kept_s, window_s, LIVE_MAX, KEPT_MAX, *_flat(fields)),
+            (*keys.shelf(name.tenant), keys.batches, keys.batch(*name)),
+            (name.tenant, name.id, kept_s, window_s, *bounds, *_flat(fields)),
         )
+        if verdict == b"FULL":
+            raise too_many_bytes(name.tenant, limits.files_bytes_max, int(rest[0]))
         if verdict in BOUNDS:
             what, limit = BOUNDS[verdict]
             raise Overloaded(
@@ -79,15 +86,17 @@ class Batches:
             raise _gone(name)
         return found
 
-    async def all(self, tenant: str) -> list[StoredBatch]:
-        """The newest first."""
-        (ids,) = await self._store.read((("HKEYS", self._store.keys.batches_of(tenant)),))
-        names = [BatchName(tenant, id.decode()) for id in ids]
-        found: list[StoredBatch] = []
+    async def page(self, tenant: str, page: Page) -> tuple[list[str], bool]:
+        """As `shelf.page_of`."""
+        return await page_of(self._store, tenant, BATCHES, page)
+
+    async def some(self, tenant: str, ids: Sequence[str]) -> AsyncIterator[StoredBatch]:
+        """Those of them that are still there, in their order."""
+        names = [BatchName(tenant, id) for id in ids]
         for start in range(0, len(names), HEADS_AT_ONCE):
-            some = await self._found(names[start : start + HEADS_AT_ONCE])
-            found += [each for each in some if each is not None]
-        return sorted(found, key=lambda b: (b.number("created_at"), b.name.id), reverse=True)
+            for each in await self._found(names[start : start + HEADS_AT_ONCE]):
+                if each is not None:
+                    yield each
 
     async def live(self) -> list[BatchName]:
         """Of every tenant, those that somebody must drive."""

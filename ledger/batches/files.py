@@ -5,12 +5,19 @@ from dataclasses import dataclass
 from typing import Final
 
 from ledger import scripts
+from ledger.batches.shelf import FILES, Page, page_of, too_many_bytes
 from ledger.store import Store
 from service_kit.errors import NotFound, Overloaded, Unavailable
 
 CHUNK_BYTES: Final = 1 << 20
 # From the first piece of a file to its last.
 UPLOAD_S_MAX: Final = 3600
+# Of one tenant. Listing them all is a page (OpenAI's largest).
+FILES_MAX: Final = 10_000
+# What a file takes of the store besides its bytes, or a small one in all.
+FILE_BYTES_MIN: Final = 2048
+# As shelf_page.lua tells them apart, by their ids.
+OF_PURPOSE: Final = {"": "all", "batch": "plain", "batch_output": "outputs"}
 # Heads read at once.
 FILES_AT_ONCE: Final = 128
 FIELDS: Final = ("bytes", "chunks", "created_at", "expires_at", "filename", "purpose")
@@ -66,19 +73,25 @@ class Files:
         """
         keys, limits = self._store.keys, self._store.limits
         kept_s = min(ttl_s or limits.files_ttl_s, limits.files_ttl_s)
+        bounds = (limits.files_bytes_max, FILES_MAX, FILE_BYTES_MIN)
         verdict, *rest = await self._store.script(
             scripts.FILE_KEEP,
-            (keys.files(tenant), keys.file(tenant, id), *self._chunk_keys(tenant, id, chunks)),
-            (id, size_bytes, kept_s, limits.files_bytes_max, filename, purpose),
+            (
+                *keys.shelf(tenant),
+                keys.file(tenant, id),
+                *self._chunk_keys(tenant, id, chunks),
+            ),
+            (id, size_bytes, kept_s, filename, purpose, *bounds),
         )
         if verdict == b"FULL":
+            raise too_many_bytes(tenant, limits.files_bytes_max, int(rest[0]))
+        if verdict == b"MANY":
             raise Overloaded(
-                f"too many bytes of files of tenant {tenant} are kept; delete some",
+                f"too many files of tenant {tenant} are kept; delete some",
                 60.0,
-                limits.files_bytes_max,
+                FILES_MAX,
                 live=int(rest[0]),
                 subject="tenant",
-                rule="files_mb",
                 tenant=tenant,
             )
         if verdict == b"GONE":
@@ -100,15 +113,18 @@ class Files:
             raise NotFound(f"file {id!r}", self.rule)
         return found
 
-    async def all(self, tenant: str) -> list[StoredFile]:
-        """The newest first."""
-        (names,) = await self._store.read((("HKEYS", self._store.keys.files(tenant)),))
-        ids = [name.decode() for name in names]
-        found: list[StoredFile] = []
+    async def page(self, tenant: str, page: Page, *, purpose: str = "") -> tuple[list[str], bool]:
+        """As `shelf.page_of`; of all purposes, if it is left out."""
+        if purpose not in OF_PURPOSE:
+            return [], False
+        return await page_of(self._store, tenant, FILES, page, of=OF_PURPOSE[purpose])
+
+    async def some(self, tenant: str, ids: Sequence[str]) -> AsyncIterator[StoredFile]:
+        """Those of them that are still there, in their order."""
         for start in range(0, len(ids), FILES_AT_ONCE):
-            some = await self._found(tenant, ids[start : start + FILES_AT_ONCE])
-            found += [each for each in some if each is not None]
-        return sorted(found, key=lambda each: (each.created_at, each.id), reverse=True)
+            for each in await self._found(tenant, ids[start : start + FILES_AT_ONCE]):
+                if each is not None:
+                    yield each
 
     async def read(self, tenant: str, file: StoredFile) -> AsyncIterator[bytes]:
         """Piece by piece. NotFound when it is deleted meanwhile."""
@@ -123,7 +139,7 @@ class Files:
         keys = self._store.keys
         verdict, *_ = await self._store.script(
             scripts.FILE_DROP,
-            (keys.files(tenant), keys.file(tenant, id), *self._chunk_keys(tenant, id, chunks)),
+            (*keys.shelf(tenant), keys.file(tenant, id), *self._chunk_keys(tenant, id, chunks)),
             (id,),
         )
         if verdict == b"NONE":

@@ -8,6 +8,7 @@ ALWAYS: Final = (
     *("evalsha", "script|load", "multi", "exec"),
     *("exists", "get", "mget", "set", "append", "del", "expire", "ttl", "pttl"),
     *("hget", "hmget", "hset", "hsetnx", "hstrlen", "hdel", "hincrby", "hgetall", "hkeys"),
+    *("zadd", "zrem", "zcard", "zrank", "zrevrank", "zrange", "zrevrange", "zrangebyscore"),
     *("xadd", "xdel", "xrange", "xread", "xtrim"),
     # Is the store fit for it (ledger/durability.py), and what time is it there?
     *("info", "config|get", "time"),

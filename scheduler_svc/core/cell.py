@@ -25,8 +25,12 @@ class CellState:
         self.waiting = WaitingQueue(self.policy.order)
         self.workers: dict[str, Worker] = {}
         self.live: dict[SequenceId, LiveRequest] = {}
+        # Of those, whom none of the workers can hold, each until when it waits for one that can;
+        # and until when for any.
+        self.misfits: dict[SequenceId, int] = {}
+        self.workerless: dict[SequenceId, int] = {}
         self.is_store_behind = False
-        # Of those, sequences that ever lost their slot before their end.
+        # Of those who live, sequences that ever lost their slot before their end.
         self.preempted: dict[SequenceId, Sequence] = {}
         # Workers of which something changed since `concerned` was last asked.
         self._touched: dict[str, None] = {}
@@ -118,6 +122,8 @@ class CellState:
         events.append(ending)
         if all(s.state is State.FINISHED for s in live.sequences):
             del self.live[live.request.sequence_id]
+            for waits in (self.misfits, self.workerless):
+                waits.pop(live.request.sequence_id, None)
             self.waiting.remove_request(live.tenant)
             events.append(_over(live, now_ns))
             # Each knows the other: nothing that is over waits for a garbage collector, and no step
@@ -155,6 +161,7 @@ class CellState:
                 one = sequence.sequence_id
                 places = (one in waiting) + (one in placed) + (one in siblings)
                 assert places == (sequence.state is not State.FINISHED), sequence
+        assert self.misfits.keys() | self.workerless.keys() <= self.live.keys()
         if not self.live:
             assert not any([self.preempted, waiting, placed])
             assert all(w.kv.free_count == w.kv.block_count for w in self.workers.values())

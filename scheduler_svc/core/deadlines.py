@@ -1,6 +1,7 @@
 """When time is over for whom: for the requests themselves, and for those who wait for a worker."""
 
 import heapq
+from collections import Counter
 from collections.abc import Iterator
 
 from scheduler_svc.core.cell import CellState
@@ -15,6 +16,8 @@ class Deadlines:
     def __init__(self, cell: CellState) -> None:
         self._cell = cell
         self._heap: list[tuple[int, SequenceId]] = []
+        # Since those of requests that are over were forgotten.
+        self._num_added = 0
 
     def __len__(self) -> int:
         return len(self._heap)
@@ -41,10 +44,11 @@ class Deadlines:
 
     def await_fit(self, now_ns: int) -> None:
         """Whom none of the workers known can hold waits a while for one that can."""
-        for live in self._cell.live.values():
-            if live.misfit_ns is None and why_misfit(self._cell.workers.values(), live) is not None:
-                live.misfit_ns = now_ns + self._cell.config.misfit_wait_ns
-                self._add(live.misfit_ns, live)
+        misfits, workers = self._cell.misfits, self._cell.workers.values()
+        for sequence_id, live in self._cell.live.items():
+            if sequence_id not in misfits and why_misfit(workers, live) is not None:
+                misfits[sequence_id] = now_ns + self._cell.config.misfit_wait_ns
+                self._add(misfits[sequence_id], live)
 
     def worker_left(self, now_ns: int) -> None:
         """If it was the last, everybody waits for one no longer than they may."""
@@ -53,40 +57,39 @@ class Deadlines:
             self._await_worker(live, now_ns)
 
     def worker_came(self, now_ns: int) -> None:
-        """Who fits none of those known waits a while, for a leader meets unlike workers in any
-        order. Nobody waits for just any, and until when is forgotten: where workers come and go,
-        the next one goes long before.
+        """Nobody waits for just any. Who fits none of those known waits a while, for a leader meets
+        unlike workers in any order; all do that fit none before.
         """
-        for live in self._cell.live.values():
-            if why_misfit(self._cell.workers.values(), live) is None:
-                live.misfit_ns = None
-        self.await_fit(now_ns)
-        over: set[tuple[int, SequenceId]] = set()
-        for live in self._cell.live.values():
-            if live.workerless_ns is not None:
-                over.add((live.workerless_ns, live.request.sequence_id))
-                live.workerless_ns = None
-        if not over:
-            return
-        heap, self._heap = self._heap, []
-        for entry in heap:
-            # Once each: its time may be over in that very nanosecond for another reason.
-            if entry in over:
-                over.remove(entry)
-            else:
-                self._heap.append(entry)
-        heapq.heapify(self._heap)
+        if len(self._cell.workers) == 1:
+            self._forget(self._cell.workerless, [*self._cell.workerless])
+            self.await_fit(now_ns)
+        self.end_fit_waits()
+
+    def end_fit_waits(self) -> None:
+        """Of those whom a worker can hold by now."""
+        live, misfits, workers = self._cell.live, self._cell.misfits, self._cell.workers.values()
+        self._forget(misfits, [one for one in misfits if why_misfit(workers, live[one]) is None])
 
     def _await_worker(self, live: LiveRequest, now_ns: int) -> None:
-        wait_ns = live.request.worker_wait_ns
-        if self._cell.workers or wait_ns is None or live.workerless_ns is not None:
-            return
-        live.workerless_ns = now_ns + wait_ns
-        self._add(live.workerless_ns, live)
+        wait_ns, sequence_id = live.request.worker_wait_ns, live.request.sequence_id
+        if not (self._cell.workers or wait_ns is None or sequence_id in self._cell.workerless):
+            self._cell.workerless[sequence_id] = now_ns + wait_ns
+            self._add(now_ns + wait_ns, live)
 
     def _add(self, deadline_ns: int, live: LiveRequest) -> None:
         heapq.heappush(self._heap, (deadline_ns, live.request.sequence_id))
-        # Most requests end long before: forget theirs, or the heap grows with the traffic.
-        if len(self._heap) > 4 * len(self._cell.live):
+        self._num_added += 1
+        # Most requests end long before: forget theirs, or the heap grows with the traffic. A look
+        # at all of it is worth as many that came since.
+        if len(self._heap) > 4 * len(self._cell.live) and 2 * self._num_added > len(self._heap):
             self._heap = [entry for entry in self._heap if entry[1] in self._cell.live]
             heapq.heapify(self._heap)
+            self._num_added = 0
+
+    def _forget(self, waits: dict[SequenceId, int], over: list[SequenceId]) -> None:
+        """Where workers come and go, the next one goes long before: waits would heap up."""
+        if over:
+            # Once each: its time may be over in that very nanosecond for another reason.
+            left = Counter(self._heap)
+            left.subtract((waits.pop(sequence_id), sequence_id) for sequence_id in over)
+            self._heap = sorted(left.elements())

@@ -119,7 +119,9 @@ class KVManager:
         self._full = [i for i, window in enumerate(spec.windows) if window is None]
         self._sliding = [i for i, window in enumerate(spec.windows) if window is not None]
         self.group_count, self.has_windows = len(self._groups), bool(self._sliding)
-        # Tokens beyond the next step's that may be asked for.
+        # Tokens of a step that tables of windows are made for, whatever the worker says later; and
+        # those beyond the next step's that may be asked for.
+        self.step_tokens_max = spec.step_tokens_max if self._sliding else _ENDLESS
         self.ahead_max = ahead_max if self._sliding else _ENDLESS
         # KV places of the longest sequence that it can hold; a sequence's last token needs none.
         size, context_max = spec.block_size, spec.context_tokens_max or _ENDLESS

@@ -172,10 +172,6 @@ class LiveRequest:
     # Choices other than the first wait here for its prompt, and fork from it.
     siblings: list[Sequence] = field(default_factory=list)
     endings: dict[int, Finished] = field(default_factory=dict)
-    # Until when it waits for a worker that can hold it; None: one is there, or none at all.
-    misfit_ns: int | None = None
-    # Until when it waits for any worker; None: one is there, or it waits for any time.
-    workerless_ns: int | None = None
     num_cached_tokens: int = 0
     admitted_ns: int | None = None
     first_token_ns: int | None = None

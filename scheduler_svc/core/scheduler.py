@@ -164,19 +164,20 @@ class Scheduler:
 
     def _expire(self, command: Expire, now_ns: int) -> Outcome:
         events: list[Event] = []
+        cell, workers = self._cell, self.workers.values()
         for live in self._deadlines.due(now_ns):
-            deadline_ns = live.request.deadline_ns
+            one, deadline_ns = live.request.sequence_id, live.request.deadline_ns
             if deadline_ns is not None and deadline_ns <= now_ns:
-                self._cell.end(live, Reason.DEADLINE_EXCEEDED, now_ns, events, "")
-            elif (hopeless := why_hopeless(self.workers.values(), live, now_ns)) is not None:
-                self._cell.end(live, Reason.DEADLINE_EXCEEDED, now_ns, events, hopeless)
-            elif live.misfit_ns is not None and live.misfit_ns <= now_ns:
-                live.misfit_ns = None
-                if (misfit := why_misfit(self.workers.values(), live)) is not None:
+                cell.end(live, Reason.DEADLINE_EXCEEDED, now_ns, events, "")
+            elif (hopeless := why_hopeless(workers, live, now_ns)) is not None:
+                cell.end(live, Reason.DEADLINE_EXCEEDED, now_ns, events, hopeless)
+            elif cell.misfits.get(one, now_ns + 1) <= now_ns:
+                del cell.misfits[one]
+                if (misfit := why_misfit(workers, live)) is not None:
                     error = f"{misfit}, and none that can came in time"
-                    self._cell.end(live, Reason.UNSERVED, now_ns, events, error)
-            elif live.workerless_ns is not None and live.workerless_ns <= now_ns:
-                self._cell.end(live, Reason.UNSERVED, now_ns, events, why_workerless(live))
+                    cell.end(live, Reason.UNSERVED, now_ns, events, error)
+            elif cell.workerless.get(one, now_ns + 1) <= now_ns:
+                cell.end(live, Reason.UNSERVED, now_ns, events, why_workerless(live))
         return self._outcome(events)
 
     # Workers
@@ -195,9 +196,7 @@ class Scheduler:
         for sequence in worker.members:
             if not worker.can_hold(sequence):
                 self._cell.preempt(worker, sequence)
-        for live in self._cell.live.values():
-            if why_misfit(self.workers.values(), live) is None:
-                live.misfit_ns = None
+        self._deadlines.end_fit_waits()
         self._deadlines.await_fit(now_ns)
         return self._outcome()
 

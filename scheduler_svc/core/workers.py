@@ -198,11 +198,13 @@ class Worker:
         return slot
 
     def change(self, spec: WorkerSpec) -> None:
-        """Budgets and features may change while plans are in flight, and nothing else."""
+        """Budgets and features alone may, with plans in flight; with windows no step grows."""
         step, mixed, features = spec.step_tokens_max, spec.mixed_tokens_max, spec.features
         same = replace(self.spec, step_tokens_max=step, mixed_tokens_max=mixed, features=features)
         assert spec == same, f"{spec} is another worker than {self.spec}"
-        self.spec = spec
+        most = self.kv.step_tokens_max
+        step, mixed = min(step, most), mixed and min(mixed, most)
+        self.spec = replace(spec, step_tokens_max=step, mixed_tokens_max=mixed)
 
     def vacate(self, sequence: Sequence) -> None:
         """Take the slot back; the worker is told with the next plan."""

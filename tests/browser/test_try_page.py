@@ -265,9 +265,21 @@ async def test_what_is_wrong_is_said_and_the_next_one_is_fine(
     told = await page.look(PROBLEM)
     assert told.startswith("temperature: must be a number in [0, 2]"), told
     assert page.troubles.pop().startswith("Failed to load resource")
+    # What was asked is in the box again, and nowhere else.
+    assert await page.look("document.getElementById('prompt').value") == "Hello!"
+    assert await page.look(f"{TURNS}.length") == 0
     await set_to(page, temperature="0", max_output_tokens="4")
-    assert await said(page, "Hello!")
+    assert await said(page, "")
+    assert await page.look(f"{TURNS}.map((turn) => turn.role)") == ["user", "assistant"]
     assert await page.look(PROBLEM) == ""
+
+
+async def test_a_conversation_may_be_longer_than_the_context(page: Tab) -> None:
+    await set_to(page, temperature="0", max_output_tokens="4")
+    for _ in range(4):
+        assert await said(page, "la " * 400)
+    assert await page.look(PROBLEM) == ""
+    assert await page.look(f"{TURNS}.length") == 8
 
 
 async def test_a_conversation_goes_on_after_an_answer_that_failed_or_is_kept_no_more(
@@ -307,6 +319,7 @@ async def test_everybody_can_read_it_on_anything(page: Tab, tmp_path: Path, sche
     await page.size(360, 640, is_phone=True)
     await page.look("document.getElementById('settings').open = true")
     assert await page.look("document.documentElement.scrollWidth") <= 360
+    assert await page.look("document.querySelector('main').clientHeight") >= 150
 
 
 async def test_it_is_one_small_file_of_this_gateway(page: Tab, whole_stack: WholeStack) -> None:

@@ -1,17 +1,38 @@
 """What drivers of batches can rely on, however many of them there are."""
 
 from functools import partial
+from typing import Any
 
 import pytest
 from redis.asyncio import Redis
 
 from ledger import Ledger, LedgerLimits
 from ledger.batches import batches as batches_module
-from ledger.batches.batches import LIVE_MAX, BatchName
+from ledger.batches import files as files_module
+from ledger.batches.batches import BATCH_BYTES, LIVE_MAX, BatchName
+from ledger.batches.files import FILE_BYTES_MIN
+from ledger.batches.shelf import Page
 from service_kit.errors import NotFound, Overloaded, Unavailable
 
 NAME = BatchName("alice", "batch_1")
 FIELDS = {"endpoint": "/v1/completions"}
+ALL = Page(100)
+
+
+async def keep(ledger: Ledger, id: str, size_bytes: int = 1, *, ttl_s: int | None = None) -> None:
+    """A file of alice, of one piece that may be smaller than it says."""
+    await ledger.files.put("alice", id, 0, b"a")
+    kind = "batch_output" if id.endswith("-output") else "batch"
+    about: Any = {"filename": id, "purpose": kind, "size_bytes": size_bytes, "chunks": 1}
+    await ledger.files.keep("alice", id, ttl_s=ttl_s, **about)
+
+
+async def left_over(ledger: Ledger, client: Redis) -> tuple[int, int]:
+    """Bytes that count, and by their sum."""
+    *_, leaving, total = ledger.keys.shelf("alice")
+    members: list[Any] = await client.zrange(leaving, 0, -1)
+    found: Any = await client.get(total)
+    return sum(int(each.rsplit(b" ", 1)[1]) for each in members), int(found)
 
 
 async def test_an_answer_is_written_once_and_counted_once(redis_url: str, cell: str) -> None:
@@ -64,7 +85,8 @@ async def test_live_batches_are_bounded_by_tenant(redis_url: str, cell: str) -> 
     await ledger.batches.new(BatchName("alice", "b0"), FIELDS, window_s=60)
     await ledger.batches.move(BatchName("alice", "b0"), "failed", of=("validating",))
     await ledger.batches.new(NAME, FIELDS, window_s=60)
-    assert len(await ledger.batches.all("alice")) == LIVE_MAX + 1
+    ids, has_more = await ledger.batches.page("alice", ALL)
+    assert (len(ids), has_more) == (LIVE_MAX + 1, False)
     await ledger.close()
 
 
@@ -75,8 +97,6 @@ async def test_batches_that_are_kept_are_bounded_until_some_leave(
     monkeypatch.setitem(batches_module.BOUNDS, b"KEPT", ("kept batches", 3))
     limits = LedgerLimits(files_ttl_s=100)
     ledger = await Ledger.connect(redis_url, cell=cell, limits=limits)
-    async with Redis.from_url(redis_url) as client:
-        began_s, _ = await client.time()
     for number in range(3):
         name = BatchName("alice", f"b{number}")
         await ledger.batches.new(name, FIELDS, window_s=60)
@@ -87,42 +107,157 @@ async def test_batches_that_are_kept_are_bounded_until_some_leave(
         await ledger.batches.new(NAME, FIELDS, window_s=60)
     await ledger.batches.new(BatchName("bob", "b"), FIELDS, window_s=60)
     async with Redis.from_url(redis_url) as client:
-        leaves = await client.hvals(ledger.keys.batches_of("alice"))
-        now_s, _ = await client.time()
-        assert all(began_s + 160 <= each <= now_s + 160 for each in map(int, leaves))
-        # As if its time had come: the head leaves by itself, its name when there is need of room.
-        await client.hset(ledger.keys.batches_of("alice"), "b1", str(now_s))
-        await client.delete(ledger.keys.batch("alice", "b1"))
+        await leave(ledger, client, "b1")
     await ledger.batches.new(NAME, FIELDS, window_s=60)
-    assert sorted(each.name.id for each in await ledger.batches.all("alice")) == [
-        "b0",
-        "b2",
-        NAME.id,
-    ]
+    ids, _ = await ledger.batches.page("alice", Page(100, is_oldest_first=True))
+    assert ids == ["b0", "b2", NAME.id]
+    found = [each async for each in ledger.batches.some("alice", ["b2", "b1", "b0"])]
+    assert [each.name.id for each in found] == ["b2", "b0"]
+    await ledger.close()
+
+
+async def leave(ledger: Ledger, client: Redis, id: str) -> None:
+    """As if its time were over: its head leaves by itself, its name when somebody looks."""
+    *_, leaving, _ = ledger.keys.shelf("alice")
+    (member,) = [each async for each in client.zscan_iter(leaving, f"{id} *")]
+    await client.zadd(leaving, {member[0]: (await client.time())[0]})
+    await client.delete(ledger.keys.batch("alice", id), ledger.keys.file("alice", id))
+
+
+async def test_files_and_batches_are_bounded_together(redis_url: str, cell: str) -> None:
+    limits = LedgerLimits(files_bytes_max=10_000, files_ttl_s=100)
+    ledger = await Ledger.connect(redis_url, cell=cell, limits=limits)
+    fields = FIELDS | {"metadata": "é" * 1000}
+    size = BATCH_BYTES + sum(len(word.encode()) for pair in fields.items() for word in pair)
+    for number in range(2):
+        await ledger.batches.new(BatchName("alice", f"b{number}"), fields, window_s=60)
+    says = r"too many bytes of files and batches of tenant alice are kept; delete files"
+    with pytest.raises(Overloaded, match=rf"{says} \(live {2 * size}, files_mb 10000\)"):
+        await ledger.batches.new(NAME, fields, window_s=60)
+    with pytest.raises(Overloaded, match=says):
+        await keep(ledger, "f", 10_001 - 2 * size)
+    await ledger.batches.new(BatchName("bob", "b"), fields, window_s=60)
+    async with Redis.from_url(redis_url) as client:
+        await leave(ledger, client, "b0")
+        await keep(ledger, "f", 10_000 - size)
+        assert await left_over(ledger, client) == (10_000, 10_000)
+    await ledger.close()
+
+
+async def test_the_number_of_files_is_bounded_and_each_counts_for_what_it_takes(
+    redis_url: str, cell: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files_module, "FILES_MAX", 3)
+    limits = LedgerLimits(files_bytes_max=4 * FILE_BYTES_MIN, files_ttl_s=100)
+    ledger = await Ledger.connect(redis_url, cell=cell, limits=limits)
+    for id in ("a", "b", "c"):
+        await keep(ledger, id)
+    says = r"too many files of tenant alice are kept; delete some \(live 3, limit 3\)"
+    with pytest.raises(Overloaded, match=says):
+        await keep(ledger, "d")
+    # Again is no other one.
+    await keep(ledger, "a")
+    async with Redis.from_url(redis_url) as client:
+        assert await left_over(ledger, client) == (3 * FILE_BYTES_MIN, 3 * FILE_BYTES_MIN)
+    await ledger.files.drop("alice", "a", 1)
+    with pytest.raises(Overloaded, match="too many bytes"):
+        await keep(ledger, "d", 2 * FILE_BYTES_MIN + 1)
+    await keep(ledger, "d", 2 * FILE_BYTES_MIN)
+    await ledger.close()
+
+
+async def test_the_sum_is_right_whatever_leaves(redis_url: str, cell: str) -> None:
+    """By its time, by its tenant, half-way, or all at once; and who leaves soon takes no list of
+    the others with it.
+    """
+    limits = LedgerLimits(files_bytes_max=100_000, files_ttl_s=100)
+    ledger = await Ledger.connect(redis_url, cell=cell, limits=limits)
+    async with Redis.from_url(redis_url) as client:
+        await keep(ledger, "stays", 30_000)
+        await keep(ledger, "short", 20_000, ttl_s=10)
+        keys = ledger.keys.shelf("alice")
+        for key in (keys[0], *keys[2:]):
+            assert 90 < await client.ttl(key) <= 160
+        assert await client.ttl(keys[3]) > await client.ttl(keys[2])
+        assert await left_over(ledger, client) == (50_000, 50_000)
+        # Pieces of what was never kept were never counted; what is gone is gone once.
+        await ledger.files.put("alice", "never", 0, b"a")
+        for id in ("never", "gone"):
+            with pytest.raises(NotFound):
+                await ledger.files.drop("alice", id, 1)
+        await leave(ledger, client, "short")
+        with pytest.raises(NotFound):
+            await ledger.files.drop("alice", "short", 1)
+        assert await ledger.files.page("alice", ALL) == (["stays"], False)
+        assert await left_over(ledger, client) == (30_000, 30_000)
+        # Its pieces are not all there: nothing of it counts.
+        about: Any = {"filename": "a", "purpose": "batch", "size_bytes": 9, "chunks": 2}
+        with pytest.raises(Unavailable):
+            await ledger.files.keep("alice", "half", **about)
+        assert await left_over(ledger, client) == (30_000, 30_000)
+        # All have left by the time to live of their list, which ends a moment before their sum's.
+        await client.delete(*keys[:3])
+        await keep(ledger, "new", 10_000)
+        assert await left_over(ledger, client) == (10_000, 10_000)
+        await ledger.files.drop("alice", "new", 1)
+        assert not await client.exists(*keys[:3])
+        assert await client.get(keys[3]) == b"0"
+        assert 0 < await client.ttl(keys[3]) <= 160
+    await ledger.close()
+
+
+async def test_a_list_is_read_page_by_page(redis_url: str, cell: str) -> None:
+    ledger = await Ledger.connect(redis_url, cell=cell)
+    made = [f"file-{number:03x}{kind}" for number in range(150) for kind in ("", "-output")]
+    for id in made:
+        await keep(ledger, id)
+    async with Redis.from_url(redis_url) as client:
+        # Of two seconds; those of the same one by id.
+        await client.zadd(ledger.keys.shelf("alice")[0], dict.fromkeys(made[:200], 1))
+        await client.zadd(ledger.keys.shelf("alice")[0], dict.fromkeys(made[200:], 2))
+    for purpose, expected in (
+        ("", made), ("batch", made[::2]), ("batch_output", made[1::2]), ("other", []),
+    ):  # fmt: skip
+        for is_oldest_first in (True, False):
+            found: list[str] = []
+            has_more = True
+            while has_more:
+                page = Page(70, found[-1] if found else "", is_oldest_first)
+                ids, has_more = await ledger.files.page("alice", page, purpose=purpose)
+                assert len(ids) == 70 or not has_more
+                found += ids
+            assert found == (expected if is_oldest_first else expected[::-1])
+    assert await ledger.files.page("alice", Page(300)) == (made[::-1], False)
+    for after, purpose in (("file-none", ""), (made[1], "batch")):
+        with pytest.raises(NotFound):
+            await ledger.files.page("alice", Page(1, after), purpose=purpose)
+    assert await ledger.files.page("bob", ALL) == ([], False)
     await ledger.close()
 
 
 async def test_answers_of_live_batches_are_bounded_by_tenant(redis_url: str, cell: str) -> None:
-    limits = LedgerLimits(files_bytes_max=1000, files_ttl_s=100)
+    limits = LedgerLimits(files_bytes_max=10_000, files_ttl_s=100)
     ledger = await Ledger.connect(redis_url, cell=cell, limits=limits)
     batches, other = ledger.batches, BatchName("alice", "batch_2")
     for name in (NAME, other, BatchName("bob", "batch_3")):
         await batches.new(name, FIELDS, window_s=60)
         await batches.move(name, "in_progress", of=("validating",))
-    await batches.answer(NAME, 1, b"a" * 400, is_ok=True)
-    await batches.answer(other, 1, b"a" * 300, is_ok=True)
-    says = r"too many bytes of answers in live batches of tenant alice \(live 830, files_mb 1000\)"
+    await batches.answer(NAME, 1, b"a" * 4000, is_ok=True)
+    await batches.answer(other, 1, b"a" * 3000, is_ok=True)
+    says = (
+        r"too many bytes of answers in live batches of tenant alice \(live 7130, files_mb 10000\)"
+    )
     with pytest.raises(Overloaded, match=says):
-        await batches.answer(NAME, 2, b"a" * 400, is_ok=True)
+        await batches.answer(NAME, 2, b"a" * 4000, is_ok=True)
     # That it failed is always told; what is there already is no new one; others have their own.
     await batches.answer(NAME, 2, b"no room", is_ok=False)
-    await batches.answer(NAME, 1, b"a" * 400, is_ok=True)
-    await batches.answer(BatchName("bob", "batch_3"), 1, b"a" * 400, is_ok=True)
+    await batches.answer(NAME, 1, b"a" * 4000, is_ok=True)
+    await batches.answer(BatchName("bob", "batch_3"), 1, b"a" * 4000, is_ok=True)
     assert (await batches.find(NAME)).number("failed") == 1
     async with Redis.from_url(redis_url) as client:
         assert 0 < await client.ttl(ledger.keys.answers("alice")) <= 100
     await batches.move(other, "completed", of=("in_progress",))
-    await batches.answer(NAME, 3, b"a" * 300, is_ok=True)
+    await batches.answer(NAME, 3, b"a" * 3000, is_ok=True)
     await batches.move(NAME, "completed", of=("in_progress",))
     async with Redis.from_url(redis_url) as client:
         assert not await client.exists(ledger.keys.answers("alice"))
@@ -137,8 +272,8 @@ async def test_nothing_of_a_batch_stays_for_ever(redis_url: str, cell: str) -> N
     await ledger.batches.answer(NAME, 1, b"a", is_ok=True)
     keys = ledger.keys
     async with Redis.from_url(redis_url) as client:
-        for key in (keys.batch(*NAME), keys.batch_lines(*NAME), keys.batches_of(NAME.tenant)):
-            assert 0 < await client.ttl(key) <= 150
+        for key in (keys.batch(*NAME), keys.batch_lines(*NAME), *keys.shelf(NAME.tenant)[1:]):
+            assert 0 < await client.ttl(key) <= 150 + 60
         await ledger.batches.let_go(NAME)
         assert (await ledger.batches.find(NAME)).status == "in_progress"
         # One whose state has left is nobody's to drive any more.
@@ -155,18 +290,18 @@ async def test_nothing_of_a_batch_stays_for_ever(redis_url: str, cell: str) -> N
 async def test_a_file_is_there_when_all_of_it_is(redis_url: str, cell: str) -> None:
     ledger = await Ledger.connect(redis_url, cell=cell, limits=LedgerLimits(files_ttl_s=100))
     files = ledger.files
-    keep = partial(files.keep, "alice", "f", filename="a", purpose="batch", size_bytes=7, chunks=2)
+    whole = partial(files.keep, "alice", "f", filename="a", purpose="batch", size_bytes=7, chunks=2)
     await files.put("alice", "f", 0, b"one ")
     with pytest.raises(NotFound):
         await files.find("alice", "f")
     with pytest.raises(Unavailable, match="a piece of the file was lost"):
-        await keep()
+        await whole()
     await files.put("alice", "f", 1, b"two")
-    kept = await keep()
+    kept = await whole()
     assert await files.find("alice", "f") == kept
     # A driver that goes on sends its pieces again.
     await files.put("alice", "f", 0, b"one ")
-    assert await keep() == kept
+    assert await whole() == kept
     assert b"".join([piece async for piece in files.read("alice", kept)]) == b"one two"
     async with Redis.from_url(redis_url) as client:
         for number in range(2):

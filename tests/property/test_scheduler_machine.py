@@ -13,6 +13,7 @@ from tests.support.cell import Cell, spec
 from tests.support.combinations import allowed, merged
 
 MOST_WORKERS = 3
+MISFIT_WAIT_NS = 20
 PLACES = 32
 
 
@@ -32,6 +33,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         mixed_room=st.sampled_from([None, 1, 5]),
         tenant_tokens=st.sampled_from([None, None, 1, 30]),
         slot_tokens=st.sampled_from([1, 1, 2, 5]),
+        windows=st.sampled_from([(None,), (None,), (5,), (None, 6)]),
     )
     def start(
         self,
@@ -45,6 +47,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         mixed_room: int | None,
         tenant_tokens: int | None,
         slot_tokens: int,
+        windows: tuple[int | None, ...],
     ) -> None:
         self.cell = Cell(
             policy=policy,
@@ -52,6 +55,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             in_flight=in_flight,
             prefill_tokens=4,
             tenant_tokens=tenant_tokens,
+            misfit_wait_ns=MISFIT_WAIT_NS,
             **knobs,
         )
         rows = slots * slot_tokens
@@ -63,6 +67,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             mixed_tokens=None if mixed_room is None else rows + min(room, mixed_room),
             slot_tokens=slot_tokens,
             vocab_size=50,
+            windows=windows,
         )
         self.born = 0
         self.unjudged: list[str] = []
@@ -151,10 +156,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.cell.workers)
     @rule(data=st.data(), features=st.sampled_from([(), tuple(Feature)]))
     def change(self, data: st.DataObject, features: tuple[Feature, ...]) -> None:
-        """Within what the worker was born with: plans in flight were made for that."""
+        """Within what the worker was born with, if it can use more: it has blocks for that."""
         worker_id = data.draw(st.sampled_from(list(self.cell.workers)))
         least = self.spec.slots_max * self.spec.slot_tokens_max + 1
-        step_tokens = data.draw(st.integers(least, self.spec.step_tokens_max))
+        more = 0 if None in self.spec.windows else 9
+        step_tokens = data.draw(st.integers(least, self.spec.step_tokens_max + more))
         mixed = self.spec.mixed_tokens_max
         if mixed is not None:
             mixed = data.draw(st.integers(least, min(mixed, step_tokens)))
@@ -186,6 +192,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.judge(is_crash=False)
         for worker_id in self.cell.workers:
             self.change_to(worker_id, self.spec)
+        # Whom no worker can hold that has come since waits for one that can.
+        self.expire(passed_ns=MISFIT_WAIT_NS)
         self.cell.finish()
         assert len(self.cell.overs) == len(self.cell.requests)
         for sequence_id, ending in self.cell.endings.items():

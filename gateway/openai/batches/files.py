@@ -5,6 +5,7 @@ import re
 from codecs import BOM_UTF8
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Final, Literal
 
 from msgspec import Struct
@@ -13,10 +14,10 @@ from starlette.types import Receive
 
 from gateway.http.exchange import Exchange
 from gateway.openai.batches.upload import Upload, new_file_id
-from gateway.openai.listing import Listing, listed, page_of
+from gateway.openai.listing import Listing, asked_page, ids_of_page, listed, told_page
 from gateway.openai.operation import LOOKS, READS, Api, Operation, parameter
 from gateway.openai.usage import Count
-from ledger.batches.files import StoredFile
+from ledger.batches.files import FILES_MAX, StoredFile
 from service_kit.errors import InvalidRequest, NotFound, Overloaded, Unavailable
 
 FILE_ID: Final = re.compile(r"file-[0-9a-f]{24}(-output|-errors)?", re.ASCII)
@@ -25,7 +26,6 @@ JSONL: Final = "application/jsonl"
 ANCHOR, SECONDS = "expires_after[anchor]", "expires_after[seconds]"
 FIELDS: Final = frozenset({"purpose", ANCHOR, SECONDS})
 TTL_S: Final = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
-FILES: Final = 10_000
 LINES_AT_ONCE: Final = 256
 
 
@@ -149,11 +149,12 @@ def _ttl_s(upload: Upload) -> int | None:
 
 
 async def list_files(api: Api, exchange: Exchange, _body: None) -> None:
-    found = [told(each) for each in await api.link.ledger.files.all(exchange.tenant.name)]
-    if purpose := QueryParams(exchange.scope["query_string"]).get("purpose", ""):
-        found = [each for each in found if each.purpose == purpose]
-    reply = FileList(**page_of(found, exchange, most=FILES, default=FILES))
-    await exchange.send_json(200, reply)
+    files, tenant = api.link.ledger.files, exchange.tenant.name
+    purpose = QueryParams(exchange.scope["query_string"]).get("purpose", "")
+    asked = asked_page(exchange, most=FILES_MAX, default=FILES_MAX)
+    ids, has_more = await ids_of_page(partial(files.page, tenant, purpose=purpose), asked)
+    shown = [told(each) async for each in files.some(tenant, ids)]
+    await exchange.send_json(200, FileList(**told_page(shown, has_more=has_more)))
 
 
 async def get_file(api: Api, exchange: Exchange, _body: None) -> None:
@@ -228,7 +229,7 @@ FORM: Final = {
 ID: Final = parameter("path", "id", FILE_ID.pattern, "as its answer has it")
 LISTED: Final = (
     parameter("query", "purpose", "", "batch or batch_output; all if left out"),
-    *listed(FILES, FILES),
+    *listed(FILES_MAX, FILES_MAX),
 )
 OPERATIONS: Final = (
     Operation("POST", "/v1/files", "uploadFile", upload_file, READS, (FileObject,), upload=FORM),

@@ -1,10 +1,10 @@
 """/v1/batches: many requests in a file, answered within a day, behind all that is live."""
 
 import hashlib
-import json
 import re
 import secrets
 from contextlib import suppress
+from functools import partial
 from typing import Annotated, Any, Final, Literal, get_args
 
 import msgspec
@@ -14,7 +14,7 @@ from pydantic import Field
 from gateway.http.exchange import Exchange
 from gateway.openai.batches.files import FILE_ID, PURPOSE
 from gateway.openai.batches.lines import ENDPOINTS
-from gateway.openai.listing import Listing, listed, page_of
+from gateway.openai.listing import Listing, asked_page, ids_of_page, listed, told_page
 from gateway.openai.operation import LOOKS, READS, Api, Operation, parameter
 from gateway.openai.request_body import RequestBody, check_metadata
 from gateway.openai.responses.reply import ResponseUsage
@@ -110,7 +110,7 @@ async def create_batch(api: Api, exchange: Exchange, body: BatchBody) -> None:
     fields = {
         "endpoint": body.endpoint,
         "input_file_id": body.input_file_id,
-        "metadata": json.dumps(body.metadata or {}),
+        "metadata": msgspec.json.encode(body.metadata or {}).decode(),
         # 0: as long as any.
         "output_ttl_s": str(body.output_expires_after.seconds if body.output_expires_after else 0),
     }
@@ -155,9 +155,11 @@ async def cancel_batch(api: Api, exchange: Exchange, _body: None) -> None:
 
 
 async def list_batches(api: Api, exchange: Exchange, _body: None) -> None:
-    found = [told(each) for each in await api.link.ledger.batches.all(exchange.tenant.name)]
-    reply = BatchList(**page_of(found, exchange, most=BATCHES_MAX, default=BATCHES))
-    await exchange.send_json(200, reply)
+    batches, tenant = api.link.ledger.batches, exchange.tenant.name
+    asked = asked_page(exchange, most=BATCHES_MAX, default=BATCHES)
+    ids, has_more = await ids_of_page(partial(batches.page, tenant), asked)
+    shown = [told(each) async for each in batches.some(tenant, ids)]
+    await exchange.send_json(200, BatchList(**told_page(shown, has_more=has_more)))
 
 
 def _name(exchange: Exchange) -> BatchName:
@@ -186,7 +188,7 @@ def told(stored: StoredBatch) -> Batch:
         model=fields.get("model"),
         usage=msgspec.json.decode(usage, type=ResponseUsage) if usage else None,
         request_counts=RequestCounts(*(stored.number(name) for name in names)),
-        metadata=json.loads(fields["metadata"]),
+        metadata=msgspec.json.decode(fields["metadata"], type=dict[str, str]),
         **moments,
     )
 

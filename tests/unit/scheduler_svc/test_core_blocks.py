@@ -1,5 +1,7 @@
 """Blocks: who holds which, and which prefixes they still remember."""
 
+from dataclasses import replace
+
 import pytest
 
 from scheduler_svc.core import blocks as blocks_module
@@ -11,7 +13,9 @@ from scheduler_svc.core.blocks import (
     chain_hash,
     root_hash,
 )
+from scheduler_svc.core.commands import WorkerChanged
 from scheduler_svc.core.kv import NO_BLOCK, BlockTable, KVManager
+from scheduler_svc.core.types import Reason
 from tests.support.cell import Cell, spec
 
 
@@ -355,6 +359,18 @@ def test_the_longest_that_fits_is_counted_by_group() -> None:
     assert places(None, 8, blocks=14) == 7 * 4
     assert places(8, blocks=8) == 8 * 4
     assert places(8, blocks=9) > 10**6
+
+
+def test_a_budget_that_grows_is_not_more_than_tables_of_windows_are_made_for() -> None:
+    small = spec(block_size=4, step_tokens=24, mixed_tokens=20, windows=(8,), blocks=64)
+    cell = Cell(small)
+    for step, mixed, first in [(200, 150, 24), (16, 12, 16), (300, None, 24)]:
+        grown = replace(small, step_tokens_max=step, mixed_tokens_max=mixed)
+        cell.apply(WorkerChanged(worker_id="w1", spec=grown))
+        sequence_id = cell.submit(100, 5)
+        assert cell.must_plan().chunks == ((0, first),)
+        cell.finish()
+        assert cell.reason(sequence_id) is Reason.LENGTH
 
 
 def test_what_no_group_of_windows_can_hold_is_refused_with_both_numbers() -> None:

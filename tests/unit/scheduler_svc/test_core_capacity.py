@@ -402,3 +402,17 @@ def test_workers_that_come_and_go_leave_no_deadlines_behind() -> None:
     assert cell.reason(both) is Reason.DEADLINE_EXCEEDED
     cell.finish()
     assert {cell.reason(each) for each in waiting} == {Reason.LENGTH}
+
+
+def test_a_worker_that_only_some_fit_comes_and_goes_and_leaves_none_either() -> None:
+    """A wait each time for each of them, of which the heap never holds more than one."""
+    cell = Cell(spec(block_size=4, blocks=2), spec(block_size=4, blocks=20))
+    waiting = [cell.submit(30, 9, deadline_ns=10**15) for _ in range(20)]
+    deadlines = cell.scheduler._deadlines
+    for number in range(20):
+        cell.kill(f"w{2 + number}", is_crash=False)
+        assert len(deadlines) == 2 * len(waiting)
+        cell.join(f"w{3 + number}", spec(block_size=4, blocks=20))
+        assert len(deadlines) == len(waiting)
+    cell.finish()
+    assert {cell.reason(each) for each in waiting} == {Reason.LENGTH}
