@@ -5,7 +5,7 @@ which loses the code that the tracing instrumentation reads.
 """
 
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from inspect import isasyncgenfunction, iscoroutinefunction
 from typing import Any, Final, NoReturn, cast
@@ -166,12 +166,11 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         kind = f"{_arity(handler.request_streaming)}_{_arity(handler.response_streaming)}"
         behaviour = getattr(handler, kind)
         make = getattr(grpc, f"{kind}_rpc_method_handler")
-        deserializer = handler.request_deserializer
+        # Requests that are streamed are between our own services.
+        records_max = None if handler.request_streaming else self._records_max
         return make(
             _guarded(behaviour, call.method),
-            deserializer
-            if handler.request_streaming
-            else _tolerant(deserializer, self._records_max),
+            _tolerant(handler.request_deserializer, records_max),
             handler.response_serializer,
         )
 
@@ -213,6 +212,12 @@ def _check_parsed(request: Any) -> None:
         raise errors.InvalidRequest("", request.rule)
 
 
+async def _parsed(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async for request in requests:
+        _check_parsed(request)
+        yield request
+
+
 def _arity(is_streaming: bool) -> str:
     return "stream" if is_streaming else "unary"
 
@@ -226,7 +231,10 @@ def _guarded(behaviour: Callable[..., Any], method: str) -> Callable[..., Awaita
 
     async def stream(request: Any, context: Any) -> None:
         try:
-            _check_parsed(request)
+            if hasattr(request, "__aiter__"):
+                request = _parsed(request)
+            else:
+                _check_parsed(request)
             async with aclosing(
                 cast(AsyncGenerator[Any, None], behaviour(request, context))
             ) as items:

@@ -18,6 +18,7 @@ from gateway.text.detokenizer import Pieces
 from gateway.text.tools import formats
 from gateway.text.tools.formats import ReasoningFormat, ToolFormat
 from service_kit.errors import ConfigError
+from service_kit.positions import positions_max
 
 # As in SamplingParams of common.proto.
 DEFAULT_RANGES: Final = {
@@ -93,7 +94,7 @@ def load(
         name=name or folder.resolve().name,
         architecture=str((config.get("architectures") or ["unknown"])[0]),
         vocab_size=_positive(config, "vocab_size", tokenizer.get_vocab_size()),
-        context_tokens_max=_positive(config, "max_position_embeddings", 0),
+        context_tokens_max=positions_max(config, _positive(config, "max_position_embeddings", 0)),
         eos_token_ids=_eos_ids(generation, config, tokenizer, names),
         defaults=_defaults(generation),
         tokenizer=tokenizer,

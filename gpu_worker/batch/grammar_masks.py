@@ -17,7 +17,7 @@ import numpy.typing as npt
 from llguidance import LLExecutor, LLMatcher
 
 from gpu_worker.batch.plans import RowSampling
-from gpu_worker.batch.step_types import IndexArray, IntArray
+from gpu_worker.batch.step_types import GrammarRow, IndexArray, IntArray
 from service_kit.grammars import (
     BITS,
     MASK_CREDIT_S,
@@ -58,6 +58,12 @@ class _Row:
     pending: "Future[None] | None" = None
     # Why there is no mask any more.
     problem: str = ""
+
+    def next_mask(self) -> IndexArray:
+        """Waits for it."""
+        if self.pending is not None:
+            self.pending.result()
+        return self.mask.view(np.int32)
 
 
 class GrammarMasks:
@@ -105,17 +111,10 @@ class GrammarMasks:
 
     def masks(self, slots: Sequence[int]) -> IndexArray:
         """[rows, vocabulary / 32] of these rows: a bit for each token that may come next."""
-        masks = []
-        for slot in slots:
-            row = self._rows[slot]
-            if row.pending is not None:
-                row.pending.result()
-            masks.append(row.mask[: self._vocab_words])
-        return np.stack(masks).view(np.int32)
+        return np.stack([self._rows[slot].next_mask()[: self._vocab_words] for slot in slots])
 
-    def problem(self, slot: int) -> str:
-        """Why the row cannot go on; empty: its grammar knows no reason."""
-        return self._rows[slot].problem
+    def row(self, slot: int) -> GrammarRow:
+        return self._rows[slot]
 
     def _compile(self, grammar: str) -> "Future[LLMatcher]":
         if grammar not in self._compiled:

@@ -14,6 +14,7 @@ from functools import partial
 
 import numpy as np
 
+from gpu_worker.batch.broken_rows import Restraints, why_broken
 from gpu_worker.batch.plan_validation import Columns, RowLimits, require, validate_plan
 from gpu_worker.batch.plans import FinishReason, Join, Plan, RowLogprobs, StepOutcome
 from gpu_worker.batch.prompt_logprobs import (
@@ -78,6 +79,8 @@ class Rows:
         # Of the few rows that have any, by slot.
         self._rules: dict[int, RowRules] = {}
         self._prompt_logprobs: dict[int, PromptLogprobsRequest] = {}
+        # Of rows that left while a step of theirs may be on its way, until one settles.
+        self._left: dict[int, Restraints] = {}
 
     def __repr__(self) -> str:
         columns = self._columns
@@ -127,10 +130,7 @@ class Rows:
         valid = validate_plan(plan, self._columns, self.limits, self.blocks)
         # Nothing below can fail.
         for slot in plan.leaves:
-            self._rules.pop(slot, None)
-            self._prompt_logprobs.pop(slot, None)
-            if self._grammars is not None:
-                self._grammars.leave(slot)
+            self._forget(slot)
         for join in plan.joins:
             self._write_join(join)
             self._joined[join.slot] = plan.plan_id
@@ -142,6 +142,14 @@ class Rows:
         self._columns = valid.columns
         self._plan_id = plan.plan_id
         return valid.counts
+
+    def _forget(self, slot: int) -> None:
+        self._left[slot] = self._restraints(slot)
+        self._rules.pop(slot, None)
+        self._prompt_logprobs.pop(slot, None)
+        if self._has_grammar[slot] and self._grammars is not None:
+            self._grammars.leave(slot)
+        self._has_grammar[slot] = False
 
     def _write_join(self, join: Join) -> None:
         slot, sampling = join.slot, join.sampling
@@ -380,7 +388,12 @@ class Rows:
         if self._grammars is not None and goes_on.any():
             self._grammars.see(sampled[goes_on].tolist(), samples.token_ids[goes_on].tolist())
         is_broken = is_there & ~is_ok
+        errors = tuple(
+            (int(sampled[row]), self._why_broken(ends, row, int(sampled[row]), stays=stays[row]))
+            for row in np.flatnonzero(is_broken).tolist()
+        )
         self._close(sampled, ends, stays & is_there & (is_broken | is_stop), is_ok)
+        self._left.clear()
         return StepOutcome(
             slots=tuple(sampled[is_ok].tolist()),
             token_ids=tuple(samples.token_ids[is_ok].tolist()),
@@ -389,7 +402,7 @@ class Rows:
                 (int(sampled[row]), FinishReason.STOP if is_stop[row] else FinishReason.LENGTH)
                 for row in np.flatnonzero(is_over)
             ),
-            errors=tuple((slot, self._why_broken(slot)) for slot in sampled[is_broken].tolist()),
+            errors=errors,
             prompt_logprobs=row_prompt_logprobs(step, samples, sampled[is_broken]),
         )
 
@@ -405,31 +418,14 @@ class Rows:
             if rules := self._rules.get(slot):
                 rules.see(token_id)
 
-    def _why_broken(self, slot: int) -> str:
-        grammars = self._grammars if self._has_grammar[slot] else None
-        if grammars is not None and (problem := grammars.problem(slot)):
-            return f"structured_outputs: {problem}"
-        if self._is_exhausted(slot):
-            return (
-                "allowed_token_ids, bad_words, min_tokens and structured_outputs leave no token to "
-                "sample"
-            )
-        return "the model's logits are not numbers"
+    def _why_broken(self, ends: RowEnds, row: int, slot: int, *, stays: bool) -> str:
+        own = self._restraints(slot) if stays else self._left.get(slot, Restraints())
+        return why_broken(own, ends, row, self.limits.vocab_size)
 
-    def _is_exhausted(self, slot: int) -> bool:
-        """Whether the row's own rules forbid every token it might sample next."""
-        is_masked = self._columns.num_tokens[slot] < self._masked_until[slot]
-        forbidden = set(self._stop_ids(np.int64(slot)).tolist() if is_masked else ())
-        allowed = set[int]()
-        if rules := self._rules.get(slot):
-            forbidden.update(rules.forbidden_ids().tolist())
-            allowed.update(rules.allowed_ids.tolist())
-        if self._has_grammar[slot] and self._grammars is not None:
-            mask = np.unpackbits(self._grammars.masks([slot]).view(np.uint8), bitorder="little")
-            return set(np.flatnonzero(mask).tolist()) <= forbidden
-        if allowed:
-            return allowed <= forbidden
-        return len(forbidden) == self.limits.vocab_size
+    def _restraints(self, slot: int) -> Restraints:
+        grammars = self._grammars if self._has_grammar[slot] else None
+        grammar = None if grammars is None else grammars.row(slot)
+        return Restraints(self._rules.get(slot), grammar)
 
     def fail(self, slot: int) -> None:
         """The row could not be computed: it stays, idle, until a plan lets it leave."""

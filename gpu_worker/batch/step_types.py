@@ -215,6 +215,17 @@ FLOAT_COLUMNS: Final = (
 )  # fmt: skip
 
 
+class GrammarRow(Protocol):
+    """One row's. What it says after the row has left is what it said last."""
+
+    @property
+    def problem(self) -> str:
+        """Why the row cannot go on; empty: its grammar knows no reason."""
+
+    def next_mask(self) -> IndexArray:
+        """A bit for each token that may come next, for all of the vocabulary."""
+
+
 class Grammars(Protocol):
     """What rows with grammars may sample: `grammar_masks.GrammarMasks`."""
 
@@ -229,8 +240,7 @@ class Grammars(Protocol):
     def masks(self, slots: Sequence[int]) -> IndexArray:
         """[rows, vocabulary / 32] of these rows: a bit for each token that may come next."""
 
-    def problem(self, slot: int) -> str:
-        """Why the row cannot go on; empty: its grammar knows no reason."""
+    def row(self, slot: int) -> GrammarRow: ...
 
 
 class ModelRunner(Protocol):

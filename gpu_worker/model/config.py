@@ -1,7 +1,8 @@
 """Reads a Hugging Face config.json into `ModelConfig`, or says why this model cannot be served.
 
 Architectures are an allow-list: each row of `FAMILIES` says what its family always or never has.
-Whatever would change the computation and is not known here is refused, never ignored.
+An activation, a kind of layer, a rope parameter or a quantization that is not known here is
+refused, never ignored. Keys beside these that no family reads are ignored, as `transformers` does.
 """
 
 import json
@@ -16,6 +17,7 @@ from gpu_worker.model.layer_spec import Activation, LayerSpec
 from gpu_worker.model.model import ModelConfig
 from gpu_worker.model.rope import RopeConfig, read_rope
 from service_kit.errors import ConfigError
+from service_kit.positions import positions_max
 
 _ARCHITECTURES: Final = {family.model_type: name for name, family in FAMILIES.items()}
 # More than any model has, and what a list of them may take.
@@ -31,7 +33,7 @@ _ACTIVATIONS: Final[dict[str, Activation]] = {
 
 
 class _HfConfig(BaseModel):
-    """The keys that are read; others (training, generation) do not touch the computation."""
+    """The keys that are read; others (training, generation) touch the computation of no family."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -51,11 +53,11 @@ class _HfConfig(BaseModel):
     attn_logit_softcapping: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     final_logit_softcapping: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     use_bidirectional_attention: bool | None = None
-    rms_norm_eps: float = Field(default=1e-6, ge=0)
+    rms_norm_eps: float = Field(default=1e-6, ge=0, allow_inf_nan=False)
     max_position_embeddings: int = Field(ge=1)
     original_max_position_embeddings: int | None = Field(default=None, ge=1)
     partial_rotary_factor: float | None = None
-    rope_theta: float | None = Field(default=None, gt=0)
+    rope_theta: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     rope_scaling: dict[str, Any] | None = None
     rope_parameters: dict[str, Any] | None = None
     tie_word_embeddings: bool = False
@@ -103,6 +105,7 @@ def config_from_json(raw: dict[str, Any], *, name: str = "config.json") -> Model
         f"{name}: {hf.num_attention_heads} heads are not a multiple of {kv_heads} key/value heads",
     )
     _require(head_dim % 2 == 0, f"{name}: head_dim {head_dim} is odd; rotary embedding needs pairs")
+    reached = positions_max(raw | {"model_type": family.model_type}, hf.max_position_embeddings)
     return ModelConfig(
         architecture=architecture,
         vocab_size=hf.vocab_size,
@@ -112,8 +115,8 @@ def config_from_json(raw: dict[str, Any], *, name: str = "config.json") -> Model
         kv_heads=kv_heads,
         head_dim=head_dim,
         norm_eps=hf.rms_norm_eps,
-        positions_max=hf.max_position_embeddings,
-        blocks=_blocks(hf, family, head_dim, name),
+        positions_max=reached,
+        blocks=_blocks(hf, family, head_dim, reached, name),
         has_tied_embeddings=hf.tie_word_embeddings,
         checkpoint_dtype=hf.dtype or hf.torch_dtype or "float32",
         norm_offset=1.0 if family.has_norms_of_one else 0.0,
@@ -147,12 +150,14 @@ def _multipliers(hf: _HfConfig, family: Family, head_dim: int) -> dict[str, floa
     }
 
 
-def _blocks(hf: _HfConfig, family: Family, head_dim: int, name: str) -> tuple[LayerSpec, ...]:
+def _blocks(
+    hf: _HfConfig, family: Family, head_dim: int, reached: int, name: str
+) -> tuple[LayerSpec, ...]:
     rope = _rope(hf, family, head_dim, name)
     local = _local_rope(hf, head_dim, name) if family.has_local_rope else rope
     is_rotated, slides = _rotated(hf, family, name), _slides(hf, family, name)
     window = hf.sliding_window
-    if window is not None and window >= hf.max_position_embeddings:
+    if window is not None and window >= reached:
         window = None
     common = LayerSpec(
         norms=family.norms,
@@ -247,8 +252,11 @@ def _slides(hf: _HfConfig, family: Family, name: str) -> list[bool]:
     """Of each layer, whether it attends to a window only."""
     count, window = hf.num_hidden_layers, hf.sliding_window
     is_on = window is not None and (hf.use_sliding_window or not family.has_window_switch)
-    if hf.layer_types is not None:
-        slides = _typed_as_sliding(hf.layer_types, count, name)
+    typed = None if hf.layer_types is None else _typed_as_sliding(hf.layer_types, count, name)
+    if not family.may_slide:
+        slides = [False] * count
+    elif typed is not None and family.has_layer_types:
+        slides = typed
     elif family.has_window_pattern:
         slides = [(layer + 1) % hf.sliding_window_pattern != 0 for layer in range(count)]
     elif family.has_layers_without_rope:
@@ -257,6 +265,12 @@ def _slides(hf: _HfConfig, family: Family, name: str) -> list[bool]:
         # The first `max_window_layers` layers see everything.
         first = (hf.max_window_layers or 0) if family.has_window_switch else 0
         slides = [is_on and layer >= first for layer in range(count)]
+    of_family = "all slide, as sliding_window says" if any(slides) else "none slides"
+    _require(
+        typed in (None, slides),
+        f"{name}: layer_types has sliding_attention for other layers than slide in this family, of "
+        f"which {of_family}",
+    )
     if any(slides):
         off = "use_sliding_window is false" if window is not None else "sliding_window is null"
         _require(

@@ -22,6 +22,10 @@ class Family:
     has_output_bias: bool | None = None
     may_have_mlp_bias: bool = False
     head_dim: int | None = None
+    # `sliding_window` counts: elsewhere no layer slides, whatever the file says.
+    may_slide: bool = False
+    # `layer_types` says which layers do; elsewhere it must say what is so.
+    has_layer_types: bool = False
     # Sliding only when `use_sliding_window` says so.
     has_window_switch: bool = False
     is_stacked: bool = False
@@ -55,12 +59,16 @@ FAMILIES: Final = {
     "LlamaForCausalLM": Family(model_type="llama", may_have_mlp_bias=True),
     "MistralForCausalLM": Family(
         model_type="mistral",
+        may_slide=True,
+        has_layer_types=True,
         has_qkv_bias=False,
         has_output_bias=False,
         defaults={"sliding_window": 4096},
     ),
     "Qwen2ForCausalLM": Family(
         model_type="qwen2",
+        may_slide=True,
+        has_layer_types=True,
         has_qkv_bias=True,
         has_output_bias=False,
         has_window_switch=True,
@@ -68,6 +76,8 @@ FAMILIES: Final = {
     ),
     "Qwen3ForCausalLM": Family(
         model_type="qwen3",
+        may_slide=True,
+        has_layer_types=True,
         qk_norm="head",
         head_dim=128,
         has_window_switch=True,
@@ -83,6 +93,8 @@ FAMILIES: Final = {
     ),
     "Gemma2ForCausalLM": Family(
         model_type="gemma2",
+        may_slide=True,
+        has_layer_types=True,
         head_dim=256,
         norms="both",
         has_norms_of_one=True,
@@ -102,6 +114,8 @@ FAMILIES: Final = {
     ),
     "Gemma3ForCausalLM": Family(
         model_type="gemma3_text",
+        may_slide=True,
+        has_layer_types=True,
         head_dim=256,
         norms="both",
         qk_norm="head",
@@ -126,6 +140,7 @@ FAMILIES: Final = {
     ),
     "Phi3ForCausalLM": Family(
         model_type="phi3",
+        may_slide=True,
         has_qkv_bias=False,
         has_output_bias=False,
         is_stacked=True,
@@ -136,6 +151,8 @@ FAMILIES: Final = {
     ),
     "SmolLM3ForCausalLM": Family(
         model_type="smollm3",
+        may_slide=True,
+        has_layer_types=True,
         may_have_mlp_bias=True,
         has_window_switch=True,
         has_layers_without_rope=True,

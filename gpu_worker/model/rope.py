@@ -61,17 +61,52 @@ def read_rope(
             f"{name}: rope type {kind!r} is not supported ({_hint(kind)}); kaiten computes "
             + ", ".join(_FREQUENCIES)
         )
+    _refuse_unknown(given, kind, name)
     try:
-        return _READERS[kind](given, rotary_dim, positions_max)
+        rope = _READERS[kind](given, rotary_dim, positions_max)
+        _check(rope)
     except KeyError as error:
         raise ConfigError(f"{name}: rope type {kind!r} needs {error.args[0]!r}") from None
     except (TypeError, ValueError, ArithmeticError) as error:
         raise ConfigError(f"{name}: rope parameters of type {kind!r}: {error}") from error
+    return rope
 
 
 def inverse_frequencies(rope: RopeConfig) -> Tensor:
     """[rotary_dim / 2] float32."""
     return _FREQUENCIES[rope.kind](rope)
+
+
+def _refuse_unknown(given: Mapping[str, Any], kind: str, name: str) -> None:
+    """What is null says nothing; nor does a factor of 1."""
+    read = _READ_EVERYWHERE | _READ[kind]
+    unknown = [key for key, value in given.items() if key not in read and value is not None]
+    if unknown and not (unknown == ["factor"] and given["factor"] == 1):
+        raise ConfigError(
+            f"{name}: rope parameters of type {kind!r} have {', '.join(map(str, unknown))}, which "
+            "kaiten does not compute"
+        )
+
+
+def _check(rope: RopeConfig) -> None:
+    """ValueError says which number is none, or cannot be."""
+    numbers = {
+        "rope_theta": rope.theta,
+        "factor": rope.factor,
+        "attention_factor": rope.attention_scale,
+        "low_freq_factor": rope.low_frequency_factor,
+        "high_freq_factor": rope.high_frequency_factor,
+        "beta_fast": rope.beta_fast,
+        "beta_slow": rope.beta_slow,
+        "original_max_position_embeddings": rope.positions_original or 1,
+    }
+    for key, number in numbers.items():
+        if not 0 < number < math.inf:
+            raise ValueError(f"{key} must be a number > 0, not {number}")
+    if rope.kind == "yarn" and rope.theta == 1:
+        raise ValueError("rope_theta must not be 1")
+    if not inverse_frequencies(rope).isfinite().all():
+        raise ValueError("some frequency is not a number")
 
 
 def _hint(kind: str) -> str:
@@ -217,6 +252,25 @@ _READERS: Final[dict[str, Callable[[Mapping[str, Any], int, int], RopeConfig]]] 
     "longrope": _read_longrope,
     "yarn": _read_yarn,
 }
+# What the readers read, besides `type` and what every kind may have.
+_READ: Final[dict[str, set[str]]] = {
+    "default": set(),
+    "linear": {"factor"},
+    "llama3": {"factor", "low_freq_factor", "high_freq_factor"},
+    "longrope": {"factor", "short_factor", "long_factor", "attention_factor"},
+    "yarn": {
+        "factor",
+        "attention_factor",
+        "beta_fast",
+        "beta_slow",
+        "mscale",
+        "mscale_all_dim",
+        "truncate",
+        # Whether the checkpoint was trained so.
+        "finetuned",
+    },
+}
+_READ_EVERYWHERE: Final = {"rope_type", "type", "rope_theta", "original_max_position_embeddings"}
 _FREQUENCIES: Final[dict[str, Callable[[RopeConfig], Tensor]]] = {
     "default": _default,
     "linear": _linear,

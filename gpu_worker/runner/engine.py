@@ -165,8 +165,8 @@ class Engine:
             return
         try:
             self._first()
-        except Exception as error:
-            self._started.set_exception(error)
+        except BaseException as error:
+            self._started.set_exception(_as_exception(error))
             return
         self._started.set_result(None)
         try:
@@ -174,9 +174,9 @@ class Engine:
                 # With a step in the air it is at it already.
                 self._at_it_since_ns = self._at_it_since_ns or time.monotonic_ns()
                 self._handle(command)
-        except Exception as error:
+        except BaseException as error:
             log.critical("engine.crashed", reason=str(error), exc_info=error)
-            self._on_crash(error)
+            self._on_crash(_as_exception(error))
 
     def _next(self) -> _Command:
         """Wait for a command. What is in the air lands as soon as it is done.
@@ -243,3 +243,12 @@ class Engine:
 
     def _is_anything_waiting(self) -> bool:
         return not self._commands.empty()
+
+
+def _as_exception(error: BaseException) -> Exception:
+    """A library's panic is none, and who hears of it is to hear of it as of any other."""
+    if isinstance(error, Exception):
+        return error
+    crash = RuntimeError(f"{type(error).__name__}: {error}")
+    crash.__cause__ = error
+    return crash

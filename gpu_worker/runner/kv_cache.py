@@ -139,9 +139,15 @@ def _context(config: ModelConfig, request: PoolRequest) -> int:
     if asked is not None and asked > config.positions_max:
         raise ConfigError(
             f"--context-tokens {asked} is more than the {config.positions_max} positions of the "
-            "model"
+            f"model{_scaling(config)}"
         )
     return asked or config.positions_max
+
+
+def _scaling(config: ModelConfig) -> str:
+    """In words; empty without one."""
+    ropes = [block.rope for block in config.blocks if block.rope and block.rope.kind != "default"]
+    return f", with its rope scaling {ropes[0].kind!r} counted" if ropes else ""
 
 
 def _affordable(request: PoolRequest, bytes_each: int, room: Room) -> int:
@@ -174,17 +180,31 @@ def _mb(count_bytes: int) -> int:
     return -(-count_bytes // MB)
 
 
-def free_memory_bytes() -> int:
-    """What this process may still take: the machine's available memory or its cgroup's rest."""
+def free_memory_bytes(cgroups: Path = Path("/sys/fs/cgroup")) -> int:
+    """What this process may still take: the machine's available memory or its cgroup's rest.
+
+    Of a cgroup as a container sees it, version 2 or 1. Pages of files count as used there, and the
+    checkpoint was just read: they are given back as soon as somebody wants them.
+    """
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    for line in _lines(Path("/proc/meminfo")):
-        if line.startswith("MemAvailable:"):
-            free = int(line.split()[1]) * 1024
-    limit = _lines(Path("/sys/fs/cgroup/memory.max"))
-    used = _lines(Path("/sys/fs/cgroup/memory.current"))
-    if limit and used and limit[0].strip().isdigit():
-        free = min(free, int(limit[0]) - int(used[0]))
-    return max(free, 0)
+    if (available := _counted(Path("/proc/meminfo")).get("MemAvailable:")) is not None:
+        free = available * 1024
+    for folder, (limit, current, prefix) in {
+        cgroups: ("memory.max", "memory.current", ""),
+        cgroups / "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+    }.items():
+        most, used = (_lines(folder / name) for name in (limit, current))
+        if most and used and most[0].strip().isdigit():
+            pages = _counted(folder / "memory.stat")
+            of_files = sum(pages.get(f"{prefix}{kind}active_file", 0) for kind in ("", "in"))
+            return max(min(free, int(most[0]) - int(used[0]) + of_files), 0)
+    return free
+
+
+def _counted(path: Path) -> dict[str, int]:
+    """Of lines of a name, a number and perhaps its unit."""
+    parts = (line.split() for line in _lines(path))
+    return {name: int(count) for name, count, *_ in parts if count.isdigit()}
 
 
 def _lines(path: Path) -> list[str]:

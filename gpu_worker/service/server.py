@@ -8,7 +8,6 @@ FAILED_PRECONDITION; the leader's next stream is a full resync.
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
 from typing import Any, Final
 
 import structlog
@@ -138,14 +137,14 @@ class WorkerServicer(worker_service_pb2_grpc.WorkerServiceServicer):
             async for item in stream.items():
                 yield self._response(stream, item)
         finally:
-            reader.cancel()
-            with suppress(asyncio.CancelledError):
-                await reader
+            # First what may not be missed, whatever the reader ends with.
             self._engine.close(stream)
             if stream is self._stream:
                 self._stream = None
                 if self.on_stream_end is not None:
                     self.on_stream_end()
+            reader.cancel()
+            await asyncio.gather(reader, return_exceptions=True)
 
     async def Profile(
         self, request: worker_service_pb2.ProfileRequest, _context: Any
@@ -230,7 +229,8 @@ async def _read(requests: AsyncIterator[worker_service_pb2.ExecuteRequest], stre
             plan = request.plan
             stream.tracing.planned(plan.plan_id, plan.traceparent, plan.expected_step_us)
             stream.submit(wire.plan_from_proto(plan))
-    except OutOfOrder as error:
+    except Exception as error:
+        # Also what nobody expects: a stream that nobody reads would hear of no plan, and hang.
         stream.end(error)
     else:
         stream.end(None)

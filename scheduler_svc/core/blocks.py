@@ -6,9 +6,10 @@ later sequence with the same prefix can claim it; the least recently freed is fo
 
 import hashlib
 from array import array
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
+from itertools import chain
 
 from scheduler_svc.core.types import BlockId
 
@@ -76,13 +77,11 @@ class BlockPool:
     def take(self, count: int) -> list[BlockId]:
         """Hold `count` blocks of unspecified content. The caller has seen that so many are free."""
         assert count <= len(self._free), f"{count} blocks taken, {len(self._free)} free"
-        taken = []
         self.num_taken += count
-        for _ in range(count):
-            block, _ = self._free.popitem(last=False)
-            self._forget(block)
+        taken = [self._free.popitem(last=False)[0] for _ in range(count)]
+        for block in taken:
+            self.forget(block)
             self._refs[block] = 1
-            taken.append(block)
         return taken
 
     def get(self, key: BlockKey, group: int = 0) -> BlockId | None:
@@ -105,10 +104,7 @@ class BlockPool:
 
     def freed_by(self, tables: Iterable[Items[BlockId]]) -> set[BlockId]:
         """Blocks that would become free if nobody held them for these tables any more."""
-        held: dict[BlockId, int] = {}
-        for blocks in tables:
-            for block in blocks:
-                held[block] = held.get(block, 0) + 1
+        held = Counter(chain.from_iterable(tables))
         return {block for block, count in held.items() if self._refs[block] == count}
 
     def hold(self, blocks: Iterable[BlockId]) -> None:
@@ -142,8 +138,9 @@ class BlockPool:
             return block
         return cached if self._key_of[cached][1] == key else block
 
-    def _forget(self, block: BlockId) -> None:
-        if (known := self._key_of.pop(block, None)) is not None:
+    def forget(self, block: BlockId | None) -> None:
+        """What it holds, if it is cached, is found no more. Who holds it goes on."""
+        if block is not None and (known := self._key_of.pop(block, None)) is not None:
             self.num_evicted += 1
             group, key = known
             self.cached[block] = 0
@@ -152,9 +149,8 @@ class BlockPool:
     def check(self, tables: Iterable[Items[BlockId]]) -> None:
         """Raise AssertionError when the books do not balance with the tables that hold blocks."""
         held = [0] * self.block_count
-        for blocks in tables:
-            for block in blocks:
-                held[block] += 1
+        for block in chain.from_iterable(tables):
+            held[block] += 1
         assert held == self._refs
         assert len(self._free) == held.count(0)
         assert not any(map(held.__getitem__, self._free))

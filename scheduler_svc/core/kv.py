@@ -11,6 +11,7 @@ it runs fills and empties it:
               and of two that are equal one is given back
     trim      what no token to come attends to
     release   everything back
+    forget    none of its tokens can be looked up any more
 
 Layers of one attention kind are a group, and a table has blocks for each group, all of one pool. In
 a group of full attention they stay to the end. A sliding window passes over its blocks: those
@@ -149,8 +150,8 @@ class KVManager:
 
     @property
     def counts(self) -> tuple[int, int, int, int]:
-        """Since the worker joined: blocks taken anew, cached ones that were forgotten for that,
-        those found in the cache, and those given back.
+        """Since the worker joined: blocks taken anew, cached ones that were forgotten (for that, or
+        as they spoilt a row), those found in the cache, and those given back.
         """
         pool = self._pool
         return pool.num_taken, pool.num_evicted, pool.num_hits, pool.num_freed
@@ -301,6 +302,12 @@ class KVManager:
             self._pool.free(blocks)
         table.blocks, table.num_skipped_blocks = [], []
         table.capacity, table.version = 0, table.version + 1
+
+    def forget(self, table: BlockTable) -> None:
+        """What is cached of the table's tokens, be it another's, is found no more."""
+        for group in range(self.group_count):
+            for key in table.keys:
+                self._pool.forget(self._pool.get(key, group))
 
     def check(self, tables: Items[BlockTable]) -> None:
         """Raise AssertionError unless exactly these tables hold blocks here."""

@@ -140,12 +140,13 @@ def book_result(
     worker.advance(flight, {*result.finished, *result.errors}, is_last=result.is_last)
     worker.end_step(result.step_us, now_ns)
     events: list[Event] = []
-    for slot, reason in result.finished.items():
+    for slot, reason in {**result.finished, **dict.fromkeys(result.errors, Reason.ERROR)}.items():
         if (ended := _resident(flight, slot)) is not None:
-            cell.finish(ended, reason, now_ns, events)
-    for slot, error in result.errors.items():
-        if (ended := _resident(flight, slot)) is not None:
-            cell.finish(ended, Reason.ERROR, now_ns, events, error)
+            if slot in result.errors:
+                # Only a row's last token shows that its KV, or what it had found, is no numbers:
+                # nobody is to find it, or each with the same prefix would fail as well.
+                worker.kv.forget(ended.kv)
+            cell.finish(ended, reason, now_ns, events, result.errors.get(slot, ""))
     cell.waiting.settle()
     return tokens, events
 

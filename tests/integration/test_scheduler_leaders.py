@@ -259,7 +259,7 @@ async def test_a_worker_that_registers_while_the_leader_recovers_is_refused_not_
     async with Cluster(tmp_path) as cluster:
         (worker,), (scheduler,) = cluster.workers, cluster.schedulers
         scheduler.kill()
-        answers = await cluster.submit_many(200, max_tokens=2)
+        answers = await cluster.submit_many(120, max_tokens=2)
         (ready,) = cluster.events(worker, "service.ready")
         async with grpc.aio.insecure_channel(ready["address"]) as channel:
             described = await WorkerServiceStub(channel).Describe(DescribeRequest())

@@ -143,7 +143,7 @@ async def test_a_worker_that_lies_is_put_aside(
     async with Cluster(tmp_path, worker_flags=flags) as cluster:
         scheduler = cluster.schedulers[0]
         for count, lie in enumerate(lies, start=1):
-            liar = cluster.add_worker({"lie": lie, "lie_after_steps": 10, **flags})
+            liar = cluster.add_worker({"lie": lie, "lie_after_steps": 5, **flags})
             liar.start()
             await cluster.ready(workers=2)
             await until(partial(is_put_aside, cluster, count), f"quarantine for {lie}")
@@ -156,8 +156,8 @@ async def test_a_worker_that_lies_is_put_aside(
 
 async def is_put_aside(cluster: Cluster, count: int) -> bool:
     """So many have been; what shows the next one for what it is has been asked."""
-    answers = await cluster.submit_many(4, max_tokens=20)
-    answers += await cluster.submit_many(4, max_tokens=20, logprobs=1, prompt_logprobs=1)
+    answers = await cluster.submit_many(4, max_tokens=12)
+    answers += await cluster.submit_many(4, max_tokens=12, logprobs=1, prompt_logprobs=1)
     for answer in answers:
         await answer.done()
     return len(cluster.events(cluster.schedulers[0], "worker.quarantined")) == count

@@ -5,14 +5,13 @@ The shipped model over real processes, text compared with an undisturbed run.
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import grpc
-import pytest
 
 from kaiten.client import AsyncClient
 from kaiten.client.results import Completion
@@ -150,14 +149,28 @@ async def test_a_killed_worker_is_not_noticed_when_another_is_there(tmp_path: Pa
         assert outputs(await crowd.completions()) == expected
 
 
-async def test_the_only_worker_killed_and_restarted_is_not_noticed(tmp_path: Path) -> None:
-    async with serving(tmp_path) as stack, AsyncClient(stack.target) as client:
+async def test_who_is_there_once_is_killed_and_restarted_and_gateways_end(tmp_path: Path) -> None:
+    """One after the other, each under streams; who followed at a gateway goes on at another."""
+    async with serving(tmp_path, gateways=3) as stack, AsyncClient(stack.target) as client:
+        (worker,), (scheduler,) = stack.cluster.workers, stack.cluster.schedulers
+        kills: dict[str, Callable[[], None]] = {
+            "the only worker": partial(restarted, worker),
+            "the only scheduler": partial(restarted, scheduler),
+            "a gateway, killed": partial(stack.gateways[0].send, signal.SIGKILL),
+            "a gateway, told to end": partial(stack.gateways[1].send, signal.SIGTERM),
+        }
         expected = await undisturbed(client)
-        crowd = Crowd(client)
-        await crowd.is_under_way()
-        stack.cluster.workers[0].kill()
-        stack.cluster.workers[0].start()
-        assert outputs(await crowd.completions()) == expected
+        for who, kill in kills.items():
+            crowd = Crowd(client)
+            await crowd.is_under_way()
+            kill()
+            assert outputs(await crowd.completions()) == expected, who
+            await stack.cluster.ready(workers=1)
+
+
+def restarted(process: ServiceProcess) -> None:
+    process.kill()
+    process.start()
 
 
 LOST = "the GPU failed while it computed (CUDA error: an illegal memory access was encountered)"
@@ -230,33 +243,12 @@ async def test_a_launch_refused_for_one_request_fails_no_other(tmp_path: Path) -
         assert worker.log().count('"step.failed"') >= 3
 
 
-async def test_a_killed_scheduler_is_not_noticed_after_its_restart(tmp_path: Path) -> None:
-    async with serving(tmp_path) as stack, AsyncClient(stack.target) as client:
-        expected = await undisturbed(client)
-        crowd = Crowd(client)
-        await crowd.is_under_way()
-        stack.cluster.schedulers[0].kill()
-        stack.cluster.schedulers[0].start()
-        assert outputs(await crowd.completions()) == expected
-
-
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-async def test_the_client_goes_on_at_another_gateway(tmp_path: Path, how: signal.Signals) -> None:
-    async with serving(tmp_path, gateways=2) as stack, AsyncClient(stack.target) as client:
-        expected = await undisturbed(client)
-        crowd = Crowd(client)
-        await crowd.is_under_way()
-        for gateway in stack.gateways[:1]:
-            gateway.send(how)
-        assert outputs(await crowd.completions()) == expected
-
-
 async def test_a_hundred_clients_that_read_one_token_and_leave_cost_nothing(
     tmp_path: Path,
 ) -> None:
     async with serving(tmp_path) as stack:
         request = pb.GenerateRequest(text="The chef")
-        request.sampling.max_tokens = 500
+        request.sampling.max_tokens = 1000
         request.sampling.ignore_eos = True
         async with grpc.aio.insecure_channel(stack.addresses[0]) as channel:
             stub = InferenceServiceStub(channel)

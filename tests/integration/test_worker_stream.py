@@ -334,6 +334,21 @@ async def test_plans_before_open_and_a_second_open_are_refused(served: Served) -
     assert await twice.failure() == (FAILED_PRECONDITION, "after Open a stream carries plans only")
 
 
+async def test_what_is_no_message_ends_its_stream_and_the_next_one_goes_on(served: Served) -> None:
+    """At once, and the batch is free: no plan that comes after it would be heard."""
+    call = served.channel.stream_stream("/kaiten.v1.WorkerService/Execute")()
+    await call.write(open_request(cell="0").SerializeToString())
+    assert await asyncio.wait_for(call.read(), WAIT_S) is not grpc.aio.EOF
+    await call.write(b"\xff")
+    broken = LeaderStream(call)
+    assert await broken.failure() == (
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "the request's bytes are not a message of this method",
+    )
+    # Of another cell: it would be refused while the worker still computed for the first.
+    await LeaderStream.open(served, cell="1")
+
+
 async def test_describe_answers_while_a_step_runs(served: Served, device: GatedDevice) -> None:
     stream = await LeaderStream.open(served)
     await stream.send(first_plan(join(0, 9)))

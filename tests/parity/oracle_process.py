@@ -57,7 +57,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "llama-rope-llama3": ("Llama", {"num_key_value_heads": 1, "rope_parameters": _LLAMA3}),
-    "llama-rope-linear": ("Llama", {"vocab_size": 401, "rope_parameters": _LINEAR}),
+    # It says a window, which this family does not have.
+    "llama-rope-linear": (
+        "Llama",
+        {"vocab_size": 401, "rope_parameters": _LINEAR, "sliding_window": 12},
+    ),
     "llama-rope-yarn": ("Llama", {"head_dim": 32, "rope_parameters": _YARN}),
     "mistral-gqa": ("Mistral", {"sliding_window": None}),
     "mistral-wide-head": ("Mistral", {"head_dim": 32, "rope_parameters": _THETA}),
@@ -132,12 +136,17 @@ def draft(model: Any, prompts: list[list[int]], max_tokens: int) -> list[Any]:
     longest, stop = max(map(len, prompts)), _COMMON["eos_token_id"]
     rows = [[0] * (longest - len(prompt)) + prompt for prompt in prompts]
     masks = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+    # A window that the family does not have is none of the model's, but is its cache's.
+    has_stray_window = model.config.model_type == "llama" and hasattr(
+        model.config, "sliding_window"
+    )
     with torch.inference_mode():
         made = model.generate(
             torch.tensor(rows),
             attention_mask=torch.tensor(masks),
             max_new_tokens=max_tokens,
             do_sample=False,
+            use_cache=not has_stray_window,
         )[:, longest:]
     ends = [(row == stop).nonzero()[:1, 0].tolist() or [max_tokens] for row in made]
     return [row[: end + 1] for row, (end,) in zip(made, ends, strict=True)]

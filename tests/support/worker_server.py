@@ -72,6 +72,7 @@ class Served:
     """What a test needs of a running server."""
 
     stub: Any
+    channel: grpc.aio.Channel
     rows: Rows
     engine: Engine
     crashes: list[Exception]
@@ -101,7 +102,7 @@ async def serving(
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             stub = worker_service_pb2_grpc.WorkerServiceStub(channel)
-            yield Served(stub=stub, rows=rows, engine=engine, crashes=crashes)
+            yield Served(stub=stub, channel=channel, rows=rows, engine=engine, crashes=crashes)
     finally:
         await server.stop(0.1)
         await asyncio.to_thread(engine.stop)

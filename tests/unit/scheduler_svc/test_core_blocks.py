@@ -291,6 +291,21 @@ def test_a_failed_step_registers_none_of_its_blocks() -> None:
     assert cell.overs[again].num_cached_tokens == 0
 
 
+def test_who_failed_leaves_nothing_of_its_prompt_to_be_found() -> None:
+    """Nor of what it had found: what it was given may be what failed it."""
+    cell = Cell(spec(block_size=4, slots=4, step_tokens=12), in_flight=1, prefill_tokens=4)
+    prompt = tuple(range(1, 41))
+    cell.submit(prompt[:20])
+    cell.finish()
+    bad = cell.submit(prompt)
+    cell.bad_sequence_ids.add(bad)
+    cell.finish()
+    again = cell.submit(prompt)
+    cell.finish()
+    assert cell.overs[bad].num_cached_tokens == 20
+    assert cell.overs[again].num_cached_tokens == 0
+
+
 def test_workers_with_other_block_sizes_or_models_have_prefixes_of_their_own() -> None:
     cell = Cell(spec(block_size=4))
     request = cell.submit(PROMPT, 30)
@@ -403,7 +418,7 @@ def forget(cell: Cell, group: int, index: int, tokens: tuple[int, ...]) -> None:
     pool = cell.worker().kv._pool
     block = pool.get(keys(tokens, 4)[index], group)
     assert block is not None
-    pool._forget(block)
+    pool.forget(block)
 
 
 @pytest.mark.parametrize(

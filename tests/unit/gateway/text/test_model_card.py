@@ -59,6 +59,22 @@ def test_named_templates_offer_their_default(tmp_path: Path) -> None:
     assert model_card.load(folder).chat_template == "d"
 
 
+def test_a_scaled_rope_reaches_as_far_as_the_worker_says(tmp_path: Path) -> None:
+    """By Qwen's recipe, of which the tables are in the worker's tests."""
+    folder = write_model_folder(tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {
+        "max_position_embeddings": 32768,
+        "rope_scaling": {
+            "type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 32768,
+        },
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    assert model_card.load(folder).context_tokens_max == 131072
+
+
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [

@@ -32,9 +32,14 @@ LLAMA3: dict[str, Any] = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 1024,
 }
+YARN: dict[str, Any] = {"rope_type": "yarn", "factor": 4.0}
 GEMMA2 = {"architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2"}
 GEMMA3 = {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text"}
 SLIDES_THIRD = ["full_attention"] * 2 + ["sliding_attention", "full_attention"]
+
+
+def changed(rope_parameters: dict[str, Any]) -> dict[str, Any]:
+    return {"rope_parameters": rope_parameters}
 
 
 def config(**changes: Any) -> Any:
@@ -108,6 +113,10 @@ def test_what_a_family_has(changes: dict[str, Any], expected: dict[str, Any]) ->
         ),
         (family("Mistral") | {"sliding_window": 9, "layer_types": ["full_attention"] * 4}, None),
         (family("Mistral") | {"sliding_window": 9, "layer_types": ["sliding_attention"] * 4}, 9),
+        (family("Phi3") | {"sliding_window": 9, "use_sliding_window": False}, 9),
+        # Some families never slide, whatever the file says.
+        ({"sliding_window": 9}, None),
+        *((family(name) | {"sliding_window": 9}, None) for name in ("Granite", "Olmo2", "Gemma")),
     ],
 )
 def test_a_sliding_window_is_seen_where_it_matters(
@@ -210,6 +219,14 @@ def test_yarn_scales_its_magnitude() -> None:
             {"layer_types": ["full_attention"] * 2 + ["linear_attention", "mamba"]},
             "layer_types has linear_attention, mamba, which kaiten does not compute; it computes",
         ),
+        (
+            {"layer_types": SLIDES_THIRD, "sliding_window": 9},
+            "sliding_attention for other layers than slide in this family, of which none slides",
+        ),
+        (
+            family("Phi3") | {"layer_types": SLIDES_THIRD, "sliding_window": 9},
+            "than slide in this family, of which all slide, as sliding_window says",
+        ),
         ({"num_key_value_heads": 3}, "8 heads are not a multiple of 3"),
         ({"hidden_size": 60}, "hidden_size 60 is not a multiple of 8"),
         ({"head_dim": 7}, "head_dim 7 is odd"),
@@ -246,6 +263,31 @@ def test_yarn_scales_its_magnitude() -> None:
         ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "needs 'low_freq_factor'"),
         ({"rope_scaling": {"type": "linear", "factor": "x"}}, "rope parameters of type 'linear'"),
         ({"partial_rotary_factor": 0.5}, "partial rotary"),
+        # Numbers that would make tables of no numbers, or none at all.
+        ({"rms_norm_eps": math.inf}, "rms_norm_eps:"),
+        ({"rope_theta": math.inf}, "rope_theta:"),
+        *(
+            (changed({"rope_type": "default", "rope_theta": theta}), "rope_theta must be a number")
+            for theta in (-5, 0, math.nan, math.inf)
+        ),
+        (changed({"rope_type": "default", "rope_theta": 1e-300}), "some frequency is not a number"),
+        *(
+            (changed({"rope_type": kind, "factor": factor}), "factor must be a number > 0")
+            for kind in ("linear", "yarn")
+            for factor in (-2, 0, math.nan, math.inf)
+        ),
+        (
+            {"rope_theta": 1.0, "rope_scaling": {"type": "yarn", "factor": 2.0}},
+            "rope_theta must not be 1",
+        ),
+        (changed(YARN | {"original_max_position_embeddings": -3}), "original_max_position_embe"),
+        (changed(YARN | {"attention_factor": math.inf}), "attention_factor must be a number"),
+        (changed(YARN | {"beta_fast": -1}), "beta_fast must be a number"),
+        (changed(LLAMA3 | {"rope_type": "llama3", "low_freq_factor": 0}), "low_freq_factor must"),
+        # What changes the computation elsewhere, and not here.
+        (changed(YARN | {"llama_4_scaling_beta": 0.1}), "'yarn' have llama_4_scaling_beta, which"),
+        (changed({"type": "default", "mrope_section": [1, 1, 2]}), "'default' have mrope_section"),
+        (changed({"type": "default", "factor": 2.0}), "'default' have factor, which"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "per layer type"),
     ],
 )
@@ -254,6 +296,32 @@ def test_what_is_refused_says_why(changes: dict[str, Any], said: str) -> None:
         config(**changes)
     assert said in str(caught.value)
     assert str(caught.value).count("\n") == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "positions"),
+    [
+        ({}, 4096),
+        # Qwen's recipe, in both spellings; and where the published length is the stretched one.
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, 4 * 4096),
+        (changed(YARN | {"original_max_position_embeddings": 4096}), 4 * 4096),
+        (changed(YARN | {"original_max_position_embeddings": 1024}), 4096),
+        (changed(YARN | {"original_max_position_embeddings": 512}), 4096),
+        (changed(YARN | {"factor": None, "original_max_position_embeddings": 512}), 4096),
+        ({"rope_scaling": {"type": "linear", "factor": 2.5}}, 10240),
+        (GEMMA3 | {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}, 4096),
+        ({"rope_scaling": LLAMA3 | {"rope_type": "llama3"}}, 4096),
+        # What says nothing refuses nothing.
+        (changed({"rope_type": "default", "factor": 1.0, "mrope_section": None}), 4096),
+    ],
+)
+def test_as_far_as_a_scaled_rope_reaches(changes: dict[str, Any], positions: int) -> None:
+    assert config(**changes).positions_max == positions
+
+
+def test_a_window_is_one_where_a_scaled_rope_reaches_beyond_it() -> None:
+    linear = {"rope_scaling": {"type": "linear", "factor": 2.0}}
+    assert config(**family("Mistral"), **linear, sliding_window=4096).groups.windows == (4096,)
 
 
 def test_a_missing_key_is_named() -> None:

@@ -139,3 +139,26 @@ def wait_for(is_so: Callable[[], bool]) -> None:
     while not is_so():
         assert time.monotonic() < give_up_at
         time.sleep(0.001)
+
+
+class _Panic(BaseException):
+    """As a library written in Rust raises it."""
+
+
+class _PanickingDevice(_HeldDevice):
+    def launch(self, step: StepInputs) -> _Held:
+        raise _Panic("index out of bounds")
+
+
+def test_a_panic_in_a_step_is_a_crash_that_is_told() -> None:
+    crashes: queue.SimpleQueue[Exception] = queue.SimpleQueue()
+    engine = Engine(Rows(LIMITS), _PanickingDevice(), on_crash=crashes.put)
+    engine.start()
+    session, scheduler = _Session(), MiniScheduler(LIMITS)
+    engine.open(session)
+    scheduler.submit([3] * 4, sampling(max_tokens=1))
+    plan = scheduler.next_plan()
+    assert plan is not None
+    engine.submit(session, plan)
+    assert str(crashes.get(timeout=WAIT_S)) == "_Panic: index out of bounds"
+    engine.stop()

@@ -7,6 +7,7 @@ import itertools
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +22,7 @@ from structlog.testing import capture_logs
 from gpu_worker.batch import grammar_masks
 from gpu_worker.batch.grammar_masks import GrammarMasks
 from gpu_worker.batch.plan_validation import RowLimits
-from gpu_worker.batch.plans import FinishReason, InvalidPlan
+from gpu_worker.batch.plans import FinishReason, InvalidPlan, Plan, StepOutcome, StepResult
 from gpu_worker.batch.rows import Rows
 from gpu_worker.runner import device_rows
 from gpu_worker.runner.step_graphs import buckets_of
@@ -55,6 +56,7 @@ SCHEMA: Final[dict[str, Any]] = {
     "additionalProperties": False,
 }
 NEVER_CUT = 1 << 30
+ABC: Final = tuple(token_id(byte_level_bpe(), letter) for letter in "abc")
 
 
 def of_schema(schema: Any) -> str:
@@ -148,14 +150,31 @@ def test_who_has_no_grammar_samples_what_it_would_have(stack: Stack) -> None:
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_a_device_one_step_ahead_does_the_same(stack: Stack, data: st.DataObject) -> None:
-    """Also preempted and resumed, and with rows that end in the step before."""
+    """Also preempted and resumed, and with rows that end or break in the step before."""
     patterns = ["(fox|dog|, ){1,9}", "[0-9]{1,4}", "(ab?c)*"]
-    scheduler = LateScheduler(LIMITS, lease_steps=data.draw(st.integers(1, 5)))
+    # One that hears at once has rows leave, and their slots taken, behind the step that ended them.
+    kinds: list[type[MiniScheduler]] = [LateScheduler, MiniScheduler]
+    kind = data.draw(st.sampled_from(kinds))
+    scheduler = kind(LIMITS, lease_steps=data.draw(st.integers(1, 5)))
     for index in range(data.draw(st.integers(1, 6))):
         grammar = data.draw(st.sampled_from(["", *map(of_regex, patterns), of_schema(SCHEMA)]))
-        wish = stack.wish(seed=index, max_tokens=24, grammar=grammar, temperature=0.8)
+        # Without the other: somewhere no token is left.
+        allowed = data.draw(st.sampled_from([(), (), ABC]))
+        wish = stack.wish(
+            seed=index, max_tokens=24, grammar=grammar, temperature=0.8, allowed_token_ids=allowed
+        )
         scheduler.submit([index + 3, 4, 5], wish)
-    played = play(stack.in_turns(), scheduler, lambda: data.draw(st.integers(1, 6)))
+
+    left = [2]
+
+    def preempt_somebody() -> None:
+        wants: bool = data.draw(st.booleans())
+        if isinstance(scheduler, LateScheduler) and scheduler.running and wants and left[0]:
+            left[0] -= 1
+            scheduler.preempt(data.draw(st.sampled_from(sorted(scheduler.running))))
+
+    draw_cut = partial(data.draw, st.integers(1, 6))
+    played = play(stack.in_turns(), scheduler, draw_cut, preempt_somebody)
     replay(stack.one_ahead(), played, lambda: data.draw(st.booleans()))
 
 
@@ -297,6 +316,49 @@ def test_a_row_that_cannot_go_on_ends_alone_and_says_why(
         assert done.reasons[1] == FinishReason.STOP
 
 
+NO_TOKEN: Final = "allowed_token_ids, bad_words, min_tokens and structured_outputs leave no token"
+
+
+@pytest.mark.parametrize("is_slot_taken", [False, True])
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"grammar": of_regex("x{3}"), "allowed_token_ids": (1,)}, NO_TOKEN),
+        ({"grammar": "start: /[/"}, 'structured_outputs: at 1(8): invalid regex "["'),
+        ({"allowed_token_ids": (1,), "bad_words": ((1,),)}, NO_TOKEN),
+    ],
+)
+def test_who_breaks_in_a_step_that_was_to_be_its_last_says_why(
+    stack: Stack, changes: dict[str, Any], reason: str, is_slot_taken: bool
+) -> None:
+    """It has left, and its slot may be another's, when that step is read."""
+    scheduler = MiniScheduler(replace(LIMITS, slots=2))
+    scheduler.submit([5, 6], stack.wish(max_tokens=1, **changes))
+    scheduler.submit([5, 6], stack.wish(stop_token_ids=()))
+    stepper, told = stack.one_ahead(), list[StepResult]()
+
+    def run_next() -> Plan:
+        plan = scheduler.next_plan()
+        assert plan is not None
+        stepper.run(plan, 0, told.append, lambda: False)
+        return plan
+
+    first = run_next()
+    # That each has sampled something is all it needs to know.
+    scheduler.on_outcome(first, 0, StepOutcome(slots=(0, 1), token_ids=(9, 9)))
+    scheduler.running[0].is_finished = True
+    if is_slot_taken:
+        scheduler.submit([5, 6], stack.wish(grammar=of_regex("[0-9]{3}")))
+    run_next()
+    stepper.land()
+    ((slot, text),) = told[0].outcome.errors
+    assert slot == 0
+    assert text.startswith(reason)
+    assert told[0].outcome.slots == (1,)
+    assert not told[1].outcome.errors
+    assert told[1].outcome.slots == ((0, 1) if is_slot_taken else (1,))
+
+
 class Clock:
     """Of the masks' thread: slow for all rows together once, then as each row's seconds say."""
 
@@ -330,9 +392,9 @@ def test_a_row_whose_masks_are_slow_in_the_mean_ends_and_no_other(
         left.append(grammars.masks([0, 1, 2]).any(axis=1).tolist())
     # 0.18 s more than the mean, from the first step that was timed on: the third is too much.
     assert left == 3 * [[True, True, True]] + 7 * [[False, True, True]]
-    assert grammars.problem(0) == "its tokens take 20 ms each and longer to check"
-    assert not grammars.problem(1)
-    assert not grammars.problem(2)
+    assert grammars.row(0).problem == "its tokens take 20 ms each and longer to check"
+    assert not grammars.row(1).problem
+    assert not grammars.row(2).problem
 
 
 def test_a_row_that_comes_back_has_what_it_had_left(
@@ -352,7 +414,7 @@ def test_a_row_that_comes_back_has_what_it_had_left(
     assert grammars.masks([1]).any()
     grammars.see([1], [a])
     assert not grammars.masks([1]).any()
-    assert grammars.problem(1) == "its tokens take 20 ms each and longer to check"
+    assert grammars.row(1).problem == "its tokens take 20 ms each and longer to check"
     # Another request with the same words begins with all of it.
     grammars.leave(1)
     grammars.join(0, wish, ())

@@ -1,6 +1,7 @@
 """The KV pool's size: what fits, what that means, and the sentence when it does not."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -115,6 +116,14 @@ def test_what_does_not_fit_says_what_would(changes: dict[str, Any], said: str) -
     assert said in str(caught.value)
 
 
+def test_a_context_as_long_as_the_scaling_allows_and_no_longer() -> None:
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
+    config = config_from_json(LLAMA | {"rope_scaling": yarn})
+    assert size(config=config, context_tokens=1024).context_tokens == 1024
+    with pytest.raises(ConfigError, match=r"1024 positions of .* scaling 'yarn' counted"):
+        size(config=config, context_tokens=1025)
+
+
 def test_behind_a_window_that_every_layer_has_a_row_holds_nothing() -> None:
     mistral = {"architectures": ["MistralForCausalLM"], "sliding_window": 64}
     config = config_from_json(LLAMA | mistral)
@@ -220,6 +229,53 @@ def test_pages_are_zero_aligned_and_of_the_layout(dtype: torch.dtype) -> None:
 
 def test_free_memory_is_a_plausible_number() -> None:
     assert 1_000_000 < free_memory_bytes() < 1 << 50
+
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("files", "free"),
+    [
+        ({}, None),
+        ({"memory.max": "max", "memory.current": "9"}, None),
+        ({"memory.max": str(9 * MIB), "memory.current": str(8 * MIB)}, 1),
+        # Pages of files are given back when somebody wants them.
+        (
+            {
+                "memory.max": f"{9 * MIB}\n",
+                "memory.current": f"{8 * MIB}\n",
+                "memory.stat": f"anon 7\ninactive_file {4 * MIB}\nactive_file {MIB}\nfile 9\n",
+            },
+            6,
+        ),
+        ({"memory.max": str(MIB), "memory.current": str(2 * MIB)}, 0),
+        (
+            {
+                "memory/memory.limit_in_bytes": str(9 * MIB),
+                "memory/memory.usage_in_bytes": str(8 * MIB),
+                "memory/memory.stat": f"inactive_file 9\ntotal_inactive_file {2 * MIB}\n",
+            },
+            3,
+        ),
+        # Without a limit version 1 says more than any machine has.
+        (
+            {
+                "memory/memory.limit_in_bytes": str(0x7FFFFFFFFFFFF000),
+                "memory/memory.usage_in_bytes": "9",
+            },
+            None,
+        ),
+    ],
+)
+def test_a_containers_limit(tmp_path: Path, files: dict[str, str], free: int | None) -> None:
+    (tmp_path / "memory").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    if free is None:
+        assert free_memory_bytes(tmp_path) > 16 * MIB
+    else:
+        assert free_memory_bytes(tmp_path) == free * MIB
 
 
 GB = 10**9

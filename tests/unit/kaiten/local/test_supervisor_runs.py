@@ -76,6 +76,9 @@ def start(tmp_path: Path) -> Start:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_everything_stops_in_order(start: Start, number: signal.Signals) -> None:
     with start() as run:
+        run.until("ready|store")
+        # Which it is before the services start.
+        run.until("starting|scheduler")
         assert run.until("all-ready") == "|".join(("all-ready", *sorted(NAMES)))
         run.process.send_signal(number)
         code, lines = run.finish()
@@ -88,43 +91,29 @@ def test_everything_stops_in_order(start: Start, number: signal.Signals) -> None
     assert lines.index("stopped|gateway|True") < lines.index("stopping|scheduler")
 
 
-def test_the_store_is_ready_before_the_services_start(start: Start) -> None:
-    with start() as run:
-        run.until("ready|store")
-        run.until("starting|scheduler")
-
-
-def test_a_death_after_the_start_is_told_and_mended(start: Start) -> None:
+def test_deaths_after_the_start_are_told_and_mended(start: Start) -> None:
+    """Of one that is killed, of one that hangs, and in a row: then it waits longer."""
     with start() as run:
         run.until("all-ready")
-        first = run.child("worker-0")
-        first.kill()
-        assert run.until("died") == "died|worker-0|signal SIGKILL|0.2"
-        assert run.until("ready") == "ready|worker-0"
-        assert run.child("worker-0").pid != first.pid
-        run.process.send_signal(signal.SIGTERM)
-        code, _ = run.finish()
-    assert code == 0
-    assert sorted(run.ended()) == sorted(NAMES)
-
-
-def test_who_hangs_is_ended_told_and_started_again(start: Start) -> None:
-    with start() as run:
-        run.until("all-ready")
-        first = run.child("worker-0")
-        first.suspend()
-        assert re.fullmatch(r"died\|worker-0\|stopped by a signal \d s ago\|0.2", run.until("died"))
-        assert run.until("ready") == "ready|worker-0"
-        assert run.child("worker-0").pid != first.pid
-
-
-def test_deaths_in_a_row_wait_longer(start: Start) -> None:
-    with start() as run:
-        run.until("all-ready")
+        for name in ("worker-0", "worker-1"):
+            first = run.child(name)
+            if name == "worker-0":
+                first.kill()
+                assert run.until("died") == "died|worker-0|signal SIGKILL|0.2"
+            else:
+                first.suspend()
+                why = r"died\|worker-1\|stopped by a signal \d s ago\|0.2"
+                assert re.fullmatch(why, run.until("died"))
+            assert run.until("ready") == f"ready|{name}"
+            assert run.child(name).pid != first.pid
         for wait in ("0.2", "0.4"):
             run.child("gateway").kill()
             assert run.until("died") == f"died|gateway|signal SIGKILL|{wait}"
             run.until("ready|gateway")
+        run.process.send_signal(signal.SIGTERM)
+        code, _ = run.finish()
+    assert code == 0
+    assert sorted(run.ended()) == sorted(NAMES)
 
 
 def test_a_failed_start_names_the_cause_and_stops_the_others(start: Start) -> None:
