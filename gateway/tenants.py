@@ -12,7 +12,7 @@ import asyncio
 import hashlib
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Final, Literal, TypeAlias
@@ -64,9 +64,14 @@ class Keyring:
     """
 
     def __init__(
-        self, keys: Sequence[tuple[bytes, Tenant]] | None = None, *, is_local: bool = False
+        self,
+        keys: Sequence[tuple[bytes, Tenant]] | None = None,
+        tenants: Iterable[Tenant] = (),
+        *,
+        is_local: bool = False,
     ) -> None:
         self._keys = None if keys is None else dict(keys)
+        self._tenants = {each.name: each for each in tenants}
         self._is_local = is_local
         self.wrong_keys = WrongKeys()
 
@@ -77,9 +82,10 @@ class Keyring:
     def is_open(self) -> bool:
         return self._keys is None
 
-    def replace(self, keys: Sequence[tuple[bytes, Tenant]]) -> None:
-        """From the next request on these are the keys."""
+    def replace(self, keys: Sequence[tuple[bytes, Tenant]], tenants: Iterable[Tenant]) -> None:
+        """From the next request on these are the keys, and what tenants may."""
         self._keys = dict(keys)
+        self._tenants = {each.name: each for each in tenants}
 
     async def admit(self, authorization: str, peer: str) -> Tenant:
         """As `tenant_of`, for the doors: the refusal of a wrong key is counted, and late."""
@@ -108,9 +114,10 @@ class Keyring:
         return found
 
     def named(self, name: str) -> Tenant:
-        """A tenant by its name, also if all its keys are gone: for work that outlives them."""
-        keys = self._keys or {}
-        return next((each for each in keys.values() if each.name == name), Tenant(name=name))
+        """A tenant by its name, also if all its keys are gone: for work that outlives them. It has
+        no bounds if its entry is gone, too.
+        """
+        return self._tenants.get(name) or Tenant(name=name)
 
     def check_operator(self, authorization: str) -> None:
         """Forbidden says what an operator would need."""
@@ -165,7 +172,7 @@ class KeysFile:
         self._path = path
         self._content = _read(path)
         self._problem = ""
-        self.keyring = Keyring(_parse(path, self._content))
+        self.keyring = Keyring(*_parse(path, self._content))
 
     async def follow(self, clock: Clock) -> None:
         """Look at the file for as long as the gateway lives."""
@@ -179,16 +186,17 @@ class KeysFile:
         """
         try:
             content = await asyncio.to_thread(_read, self._path)
-            keys = None if content == self._content else _parse(self._path, content)
+            found = None if content == self._content else _parse(self._path, content)
         except ConfigError as error:
             if str(error) != self._problem:
                 log.error("keys.kept", reason=str(error))
             self._problem = str(error)
             return
         self._problem = ""
-        if keys is not None:
+        if found is not None:
             self._content = content
-            self.keyring.replace(keys)
+            keys, tenants = found
+            self.keyring.replace(keys, tenants)
             log.info("keys.replaced", keys=len(keys))
 
 
@@ -199,7 +207,7 @@ def _read(path: Path) -> bytes:
         raise ConfigError(f"--api-keys-file {path} cannot be read: {error.strerror}") from error
 
 
-def _parse(path: Path, text: bytes) -> list[tuple[bytes, Tenant]]:
+def _parse(path: Path, text: bytes) -> tuple[list[tuple[bytes, Tenant]], list[Tenant]]:
     """ConfigError names the entry and the rule, never a digest."""
     try:
         content = tomllib.loads(text.decode("utf-8"))
@@ -211,10 +219,11 @@ def _parse(path: Path, text: bytes) -> list[tuple[bytes, Tenant]]:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         raise ConfigError(f"--api-keys-file {path}: {where}: {first['msg']}") from None
-    return _keys(path, file)
+    return _known(path, file)
 
 
-def _keys(path: Path, file: _KeysFile) -> list[tuple[bytes, Tenant]]:
+def _known(path: Path, file: _KeysFile) -> tuple[list[tuple[bytes, Tenant]], list[Tenant]]:
+    """Keys, and tenants: some may have no key any more."""
     given = [(name, text, "") for name, entry in file.tenants.items() for text in entry.keys]
     given += [(entry.tenant, entry.digest, entry.role) for entry in file.keys]
     if not given:
@@ -228,7 +237,7 @@ def _keys(path: Path, file: _KeysFile) -> list[tuple[bytes, Tenant]]:
             raise ConfigError(f"--api-keys-file {path}: {name}: a key is given twice")
         is_operator = tenants[name].is_operator or role == "operator"
         keys[known] = replace(tenants[name], is_operator=is_operator)
-    return list(keys.items())
+    return list(keys.items()), list(tenants.values())
 
 
 def _tenant(path: Path, name: str, entry: _TenantEntry | None) -> Tenant:

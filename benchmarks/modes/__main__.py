@@ -35,10 +35,12 @@ def rounded(value: Any) -> Any:
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
-def run(law: str, knobs: Knobs, seed: int, device: str) -> dict[str, float]:
-    """One way on one law."""
+def run(
+    law: str, knobs: Knobs, seed: int, device: str, count: int | None = None
+) -> dict[str, float]:
+    """One way on one law, of as many requests as it has or so many."""
     costs = DEVICES[device]
-    jobs = LAWS[law].jobs(seed, costs)
+    jobs = dataclasses.replace(LAWS[law], count=count or LAWS[law].count).jobs(seed, costs)
     played = Run(costs, costs.spec(), configured(knobs), jobs).play()
     return dataclasses.asdict(figures_of(played))
 

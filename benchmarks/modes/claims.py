@@ -6,6 +6,7 @@ tests/unit/bench/test_bench_modes.py says what must be true of the figures.
 import itertools
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from benchmarks.modes.costs import CPU, Costs
@@ -168,12 +169,12 @@ def longest_waits(max_wait_ms: int = 3000) -> dict[str, dict[str, float]]:
 
 
 def intervals(
-    every: Sequence[int] = (1, 4, 8, 16, 32), seed: int = 0
+    every: Sequence[int] = (1, 4, 8, 16, 32), seed: int = 0, count: int = LAWS["writing"].count
 ) -> dict[str, dict[str, float]]:
     """By steps between two looks at the queue, prompts first: how often decodes are held up and
     plans are made, per 100 steps, and the first tokens, in ms.
     """
-    jobs = LAWS["writing"].jobs(seed, CPU)
+    jobs = replace(LAWS["writing"], count=count).jobs(seed, CPU)
     found = {}
     for steps in every:
         knobs = {"mix": "prefill_first", "cadence": "interval", "schedule_interval_steps": steps}
@@ -191,11 +192,11 @@ def intervals(
 # Longest prefix match
 
 
-def prefixes(seed: int = 0) -> dict[str, dict[str, float]]:
+def prefixes(seed: int = 0, count: int = LAWS["prefix"].count) -> dict[str, dict[str, float]]:
     """By order, where 37 % of prompts are somebody's before: what was found in the cache of all
     prompt tokens, throughput, and first tokens in ms.
     """
-    jobs = LAWS["prefix"].jobs(seed, CPU)
+    jobs = replace(LAWS["prefix"], count=count).jobs(seed, CPU)
     ways: dict[str, Knobs] = {
         "fcfs": {"order": "fcfs"},
         "prefix": {"order": "prefix"},

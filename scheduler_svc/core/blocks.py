@@ -9,7 +9,7 @@ from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
-from itertools import chain
+from itertools import chain, compress
 
 from scheduler_svc.core.types import BlockId
 
@@ -154,8 +154,8 @@ class BlockPool:
         assert held == self._refs
         assert len(self._free) == held.count(0)
         assert not any(map(held.__getitem__, self._free))
-        known: list[dict[bytes, BlockId]] = [{} for _ in self._block_of]
-        for block, (group, key) in self._key_of.items():
-            known[group][key[0]] = block
-        assert known == self._block_of
-        assert [b for b, is_cached in enumerate(self.cached) if is_cached] == sorted(self._key_of)
+        # As many as there are, and of each its own: no other.
+        assert sum(map(len, self._block_of)) == len(self._key_of)
+        found = [self._block_of[group].get(key[0]) for group, key in self._key_of.values()]
+        assert found == list(self._key_of)
+        assert list(compress(range(self.block_count), self.cached)) == sorted(self._key_of)

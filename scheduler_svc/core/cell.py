@@ -151,16 +151,16 @@ class CellState:
     def check(self) -> None:
         """Raise AssertionError when an invariant is broken; but for those of a worker alone."""
         self.waiting.check([s for w in self.workers.values() for s in w.running.values()])
-        waiting = {s.sequence_id for t in self.waiting.tenants.values() for _, s in t.queue}
-        placed = {s.sequence_id for w in self.workers.values() for s in w.members}
-        assert not waiting & placed
-        for live in self.live.values():
-            siblings = {s.sequence_id for s in live.siblings}
-            assert live.has_prompt_logprobs or not any(s.num_output_tokens for s in live.sequences)
-            for sequence in live.sequences:
-                one = sequence.sequence_id
-                places = (one in waiting) + (one in placed) + (one in siblings)
-                assert places == (sequence.state is not State.FINISHED), sequence
+        lives, workers = self.live.values(), self.workers.values()
+        for live in [one for one in lives if not one.has_prompt_logprobs]:
+            assert not any(s.num_output_tokens for s in live.sequences)
+        # Each that has not ended is at one place.
+        waiting = [s.sequence_id for t in self.waiting.tenants.values() for _, s in t.queue]
+        placed = [s.sequence_id for w in workers for s in w.members]
+        siblings = [s.sequence_id for live in lives for s in live.siblings]
+        sequences = [s for live in lives for s in live.sequences]
+        there = [s.sequence_id for s in sequences if s.state is not State.FINISHED]
+        assert sorted([*waiting, *placed, *siblings]) == sorted(there)
         assert self.misfits.keys() | self.workerless.keys() <= self.live.keys()
         if not self.live:
             assert not any([self.preempted, waiting, placed])

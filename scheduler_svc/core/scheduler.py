@@ -225,7 +225,9 @@ class Scheduler:
     def _judge(self, command: WorkerLost, now_ns: int) -> list[Event]:
         """What became of a worker is known: its death counts from now on, or never happened."""
         events: list[Event] = []
-        if command.is_crash is None:
+        named, worker_id = self._cell.preempted.values(), command.worker_id
+        concerned = any(worker_id in each.unjudged or each.is_convicted for each in named)
+        if command.is_crash is None or not concerned:
             return events
         for live in list(self._cell.live.values()):
             for sequence in live.sequences:

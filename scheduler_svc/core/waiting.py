@@ -67,8 +67,7 @@ class WaitingQueue:
         if self._wait_ns_max is None:
             return []
         since_ns = now_ns - self._wait_ns_max
-        movable = [t for t in self.tenants.values() if t.head is not None]
-        oldest = [tenant.arrivals[0] for tenant in movable if tenant.arrivals]
+        oldest = [t.arrivals[0] for t in self.tenants.values() if t.arrivals and t.head is not None]
         return [arrival[-1] for arrival in sorted(a for a in oldest if a[0] <= since_ns)]
 
     def next_up(self, now_ns: int) -> Iterator[Sequence]:

@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from scheduler_svc.core.outcome import Plan
 from scheduler_svc.core.types import Reason, StepResult, WorkerSpec
 
-MASK = (1 << 61) - 1
+DIGEST_BITS = 61
+MASK = (1 << DIGEST_BITS) - 1
 STOP_TOKEN = 0
 STOP_EVERY = 40
-# What no digest is.
-WRONG = -1
+# What no digest is: of a draft that was refused, and of a place that nobody has written.
+WRONG, UNWRITTEN = -1, -2
 
 
 def digest(previous: int, token: int) -> int:
@@ -79,6 +80,11 @@ class Row:
     def gap(self) -> int:
         return len(self.tokens) - self.num_computed_tokens
 
+    def content(self, group: int, start: int, end: int) -> list[int]:
+        """What the places of positions [start, end) hold in a layer group: a digest below it."""
+        digests = self.digests[start + 1 : end + 1]
+        return [one | group << DIGEST_BITS for one in digests] if group else digests
+
 
 @dataclass
 class ModelWorker:
@@ -94,12 +100,16 @@ class ModelWorker:
     # Sequences whose logits are not finite.
     bad_sequence_ids: set[int] = field(default_factory=set)
     rows: dict[int, Row] = field(default_factory=dict)
-    # By block and offset: the layer group that has written there, and the digest.
-    kv: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
+    # By block what each of its places holds, as `Row.content` has it.
+    kv: dict[int, list[int]] = field(default_factory=dict)
     inbox: deque[Plan] = field(default_factory=deque)
     plan: Plan | None = None
     steps_done: int = 0
     steps_total: int = 0
+
+    def __post_init__(self) -> None:
+        blocks = range(self.spec.block_count)
+        self.kv = {block: [UNWRITTEN] * self.spec.block_size for block in blocks}
 
     def send(self, plan: Plan) -> None:
         self.inbox.append(plan)
@@ -116,7 +126,6 @@ class ModelWorker:
         return self._run(self.plan)
 
     def _apply(self, plan: Plan) -> None:
-        size = self.spec.block_size
         for slot in plan.leaves:
             del self.rows[slot]
         for join in plan.joins:
@@ -136,9 +145,7 @@ class ModelWorker:
         for slot, index, block, group in plan.replacements:
             self._replace(self.rows[slot], index, block, group)
         for source, target in plan.copies:
-            for offset in range(size):
-                if (source, offset) in self.kv:
-                    self.kv[target, offset] = self.kv[source, offset]
+            self.kv[target] = self.kv[source].copy()
         members = sum((row.sequence_id + 1) * (2 * slot + 1) for slot, row in self.rows.items())
         assert members & ((1 << 64) - 1) == plan.checksum, "membership differs"
         self._check_tables()
@@ -150,8 +157,8 @@ class ModelWorker:
         assert own is not None
         assert own != block
         assert (index + 1) * size <= row.num_computed_tokens, "a block that is not full"
-        for offset in range(size):
-            assert self.kv[own, offset] == self.kv[block, offset], "a block of other content"
+        assert UNWRITTEN not in self.kv[own]
+        assert self.kv[own] == self.kv[block], "a block of other content"
         row.blocks[group][index] = block
 
     def _run(self, plan: Plan) -> StepResult:
@@ -224,9 +231,9 @@ class ModelWorker:
         while len(given) <= accepted and given[-1] != STOP_TOKEN:
             given.append(self._next_token(self._compute(row, 1), row))
             row.tokens.append(given[-1])
+        refused = [WRONG] * (end - row.num_computed_tokens)
         for group in range(len(row.blocks)):
-            for place in self._places(row, group, row.num_computed_tokens, end):
-                self.kv[place] = group, WRONG
+            self._write(row, group, row.num_computed_tokens, refused)
         return given
 
     def _next_token(self, state: int, row: Row) -> int:
@@ -240,25 +247,29 @@ class ModelWorker:
         for group, window in enumerate(self.spec.windows):
             # The first token of the step attends to these.
             first = 0 if window is None else max(0, done - window + 1)
-            for position, place in enumerate(self._places(row, group, first, done), first):
-                assert self.kv[place] == (group, row.digests[position + 1]), (
-                    f"{row.sequence_id}: foreign KV at position {position} in group {group}"
-                )
+            assert self._read(row, group, first, done) == row.content(group, first, done), (
+                f"{row.sequence_id}: foreign KV in positions {first} to {done} of group {group}"
+            )
         for group in range(len(self.spec.windows)):
-            places = self._places(row, group, done, done + count)
-            for position, place in enumerate(places, done):
-                self.kv[place] = group, row.digests[position + 1]
+            self._write(row, group, done, row.content(group, done, done + count))
         row.num_computed_tokens += count
         return row.digests[done + count]
 
-    def _places(self, row: Row, group: int, start: int, end: int) -> list[tuple[int, int]]:
-        """Block and offset of positions."""
-        size, blocks, places = self.spec.block_size, row.blocks[group], []
-        for position in range(start, end):
+    def _read(self, row: Row, group: int, start: int, end: int) -> list[int]:
+        """What is in the places of positions [start, end), block by block."""
+        size, blocks, found = self.spec.block_size, row.blocks[group], list[int]()
+        for index in range(start // size, -(-end // size)):
+            block, before = blocks[index], index * size
+            assert block is not None, f"{row.sequence_id}: {before} of group {group} was skipped"
+            found += self.kv[block][max(0, start - before) : end - before]
+        return found
+
+    def _write(self, row: Row, group: int, start: int, content: list[int]) -> None:
+        size, blocks = self.spec.block_size, row.blocks[group]
+        for position, one in enumerate(content, start):
             block = blocks[position // size]
             assert block is not None, f"{row.sequence_id}: {position} of group {group} was skipped"
-            places.append((block, position % size))
-        return places
+            self.kv[block][position % size] = one
 
     def _check_tables(self) -> None:
         for row in self.rows.values():

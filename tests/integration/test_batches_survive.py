@@ -9,7 +9,7 @@ from typing import Any
 from openai import AsyncOpenAI, OpenAIError
 
 from kaiten.mini import CHECKPOINT
-from tests.support.answers import until
+from tests.support.answers import WAIT_S, until
 from tests.support.cluster import Cluster
 from tests.support.doors import add_door, is_ready
 from tests.support.processes import WORKER, ServiceProcess
@@ -24,16 +24,21 @@ def body(number: int) -> dict[str, Any]:
     return {"model": "mini", "prompt": prompt, "max_tokens": 40, "seed": number % 10, "n": 1}
 
 
-def lines() -> bytes:
+def lines(count: int) -> bytes:
     each = (
         {"custom_id": f"line-{number}", "method": "POST", "url": ENDPOINT, "body": body(number)}
-        for number in range(LINES)
+        for number in range(count)
     )
     return "\n".join(map(json.dumps, each)).encode()
 
 
 async def test_every_line_is_answered_exactly_once(tmp_path: Path) -> None:
-    async with Cluster(tmp_path, workers=0) as cluster:
+    await answered_once(tmp_path, LINES)
+
+
+async def answered_once(folder: Path, count: int, *, timeout_s: float = WAIT_S) -> None:
+    """The story, of so many lines: `benchmarks.faults.batch_deaths` tells it of more."""
+    async with Cluster(folder, workers=0) as cluster:
         flags: dict[str, object] = {"model": CHECKPOINT, "slots": 4, "threads": 1}
         flags |= {"kv_blocks": 256, "step_tokens": 512}
         worker = cluster.add_worker(flags, WORKER)
@@ -46,7 +51,7 @@ async def test_every_line_is_answered_exactly_once(tmp_path: Path) -> None:
         async with AsyncOpenAI(base_url=url, api_key="any", max_retries=0) as client:
             asked = [client.completions.create(**body(number)) for number in range(10)]
             undisturbed = [each.choices[0].text for each in await asyncio.gather(*asked)]
-            file = await client.files.create(file=("lines", lines()), purpose="batch")
+            file = await client.files.create(file=("lines", lines(count)), purpose="batch")
             batch = await client.batches.create(
                 input_file_id=file.id, endpoint=ENDPOINT, completion_window="24h"
             )
@@ -63,17 +68,17 @@ async def test_every_line_is_answered_exactly_once(tmp_path: Path) -> None:
                 await until(partial(_has_some, client, batch.id), "it is there")
             assert (await client.batches.retrieve(batch.id)).status == "in_progress"
             worker.start()
-            await until(partial(_is_over, client, batch.id), "the batch is over")
+            await until(partial(_is_over, client, batch.id), "the batch is over", timeout_s)
             batch = await client.batches.retrieve(batch.id)
             assert (batch.status, batch.error_file_id) == ("completed", None)
             assert batch.request_counts is not None
-            assert batch.request_counts.completed == LINES
+            assert batch.request_counts.completed == count
             assert batch.output_file_id is not None
             output = (await client.files.content(batch.output_file_id)).text
         answers = [json.loads(line) for line in output.splitlines()]
-        assert [each["custom_id"] for each in answers] == [f"line-{n}" for n in range(LINES)]
+        assert [each["custom_id"] for each in answers] == [f"line-{n}" for n in range(count)]
         texts = [each["response"]["body"]["choices"][0]["text"] for each in answers]
-        assert texts == [undisturbed[number % 10] for number in range(LINES)]
+        assert texts == [undisturbed[number % 10] for number in range(count)]
 
 
 async def _has_some(client: AsyncOpenAI, id: str) -> bool:

@@ -1,7 +1,9 @@
 """Lines of a batch at their gateway: how they begin beside who is live."""
 
 import asyncio
+import hashlib
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -10,10 +12,11 @@ from redis.asyncio import Redis
 
 from gateway.openai.batches import driver
 from gateway.openai.batches.operations import WINDOW_S
+from gateway.openai.batches.window import Window
 from gateway.requests.service import Front
 from gateway.requests.stream import Generation
 from gateway.tenants import PRIORITY_MAX
-from tests.support.gateway_stack import WAIT_S, Stack, until
+from tests.support.gateway_stack import WAIT_S, Stack, running_stack, until
 
 URL = "/v1/completions"
 LINES = 40
@@ -75,6 +78,43 @@ async def test_lines_begin_one_after_the_other_unless_the_ledger_is_slow(
     day_ms = 1000 * (WINDOW_S + driver.PARTING_S)
     assert all(day_ms / 2 < each.timeout_ms <= day_ms for each in stack.scheduler.submits)
     await until(lambda: not openings.count)
+
+
+async def test_who_is_refused_holds_up_no_other_and_goes_on_by_what_it_may_now(
+    tmp_path: Path, redis_url: str, cell: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lines of alice, more than are under way at once, are refused until her entry says more: by
+    then all her keys are gone.
+    """
+    monkeypatch.setattr(Window, "size", 4)
+    file = tmp_path / "keys.toml"
+    keys = {name: hashlib.sha256(name.encode()).hexdigest() for name in ("alice", "bob")}
+    bob = f'[tenants.bob]\nkeys = ["sha256:{keys["bob"]}"]\n'
+    entry = f'[tenants.alice]\nkeys = ["sha256:{keys["alice"]}"]\nrequests_max = 8\n'
+    file.write_text(bob + entry)
+    async with running_stack(tmp_path / "model", redis_url, cell, api_keys_file=file) as stack:
+        url = stack.gateway.http_url
+        alices, bobs = (
+            httpx.AsyncClient(
+                base_url=url, headers={"authorization": f"Bearer {name}"}, timeout=WAIT_S
+            )
+            for name in keys
+        )
+        async with alices, bobs, Redis.from_url(redis_url) as client:
+            # As if so many of hers were live.
+            await client.hset(stack.ledger.keys.load, "choices:alice", 500)
+            await begun(alices, [line(number) for number in range(LINES)])
+            path = await begun(bobs, [line(number) for number in range(3)])
+            state = (await bobs.get(path)).json()
+            async with asyncio.timeout(WAIT_S):
+                while state["status"] != "completed":
+                    state = (await bobs.get(path)).json()
+        assert state["request_counts"] == {"total": 3, "completed": 3, "failed": 0}
+        assert {each.tenant for each in stack.scheduler.submits} == {"bob"}
+        file.write_text(f"{bob}[tenants.alice]\nrequests_max = 1000\n")
+        await until(lambda: len(stack.scheduler.submits) == 3 + LINES, "all lines are asked")
+        # Each of hers once.
+        assert len({each.id for each in stack.scheduler.submits}) == 3 + LINES
 
 
 async def test_a_batch_whose_state_has_left_is_let_go(

@@ -221,7 +221,10 @@ def test_batches_are_counted(client: OpenAI, whole_stack: WholeStack) -> None:
 
 @pytest.mark.parametrize(
     ("content", "problem"),
-    [(b"\n\n \n", "has no line"), (b"{}\n" * 50_001, "at most 50000 lines, it has 50001")],
+    [
+        (b"\n\n \n", "has no line"),
+        (b"{}\n" * 50_001, "at most 50000 lines, empty ones counted; it has more"),
+    ],
 )
 def test_a_file_that_is_none_fails_its_batch(client: OpenAI, content: bytes, problem: str) -> None:
     file = client.files.create(file=("lines.jsonl", content), purpose="batch")

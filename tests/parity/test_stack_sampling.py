@@ -41,9 +41,9 @@ async def test_penalties_and_seeds_survive_preemption(
     """A pool in which two long rows never fit together says what a roomy one says."""
     options = {**EVERYTHING, "n": 2}
     said = []
-    for name, flags in {"roomy": {}, "cramped": {"kv_blocks": 24}}.items():
+    for name, flags in {"roomy": {}, "cramped": {"kv_blocks": 20}}.items():
         async with standing(tmp_path / name, folders[MODEL], flags) as (cluster, client):
-            asked = [ask(client, p, seed=at, **options) for at, p in enumerate(CROWD[:16])]
+            asked = [ask(client, p, seed=at, **options) for at, p in enumerate(CROWD[:12])]
             said.append(await at_once(cluster, asked))
     roomy, cramped = said
     assert sum(completion.timings.preemptions for completion in cramped) >= 5
@@ -86,7 +86,7 @@ async def test_forced_allowed_and_refused(tmp_path: Path, folders: dict[str, Pat
                 logit_bias={at + 6: 100.0},
                 max_tokens=6,
             )
-            for at in range(200)
+            for at in range(40)
         ]
         for at, completion in enumerate(await asyncio.gather(*forced)):
             assert outputs(completion) == [(at + 6,) * 6]

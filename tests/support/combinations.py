@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from functools import cache
 from heapq import heapify, heapreplace
 from itertools import combinations, product
+from pathlib import Path
 from typing import Any
 
 from scheduler_svc.core.policy.presets import policy_of
@@ -87,16 +88,28 @@ def allowed() -> tuple[dict[str, int], ...]:
     return tuple(chosen for chosen in every if is_allowed(merged(chosen)))
 
 
+# A line for each combination of `covering`: the indices of what is chosen.
+WRITTEN = Path(__file__).with_name("combinations.txt")
+
+
 @cache
 def covering() -> tuple[dict[str, Any], ...]:
-    """Few combinations in which every two values that may stand together do. Always the same."""
+    """Few combinations in which every two values that may stand together do, as `found` has found
+    them: every process of tests asks, and it takes a second.
+    """
+    lines = (map(int, line.split()) for line in WRITTEN.read_text().splitlines())
+    return tuple(merged(dict(zip(CHOICES, line, strict=True))) for line in lines)
+
+
+def found() -> list[dict[str, int]]:
+    """Them, each as the index of what is chosen. Always the same."""
     every = [pairs_of(chosen) for chosen in allowed()]
     missing = set().union(*every)
     # The first of those with most that is missing. What one adds only shrinks, so that one whose
     # number still holds is better than all behind it.
     best = [(-len(pairs), index) for index, pairs in enumerate(every)]
     heapify(best)
-    found = []
+    chosen = []
     while missing:
         counted, index = best[0]
         adds = len(every[index] & missing)
@@ -104,5 +117,5 @@ def covering() -> tuple[dict[str, Any], ...]:
             heapreplace(best, (-adds, index))
             continue
         missing -= every[index]
-        found.append(merged(allowed()[index]))
-    return tuple(found)
+        chosen.append(allowed()[index])
+    return chosen

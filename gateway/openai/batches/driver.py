@@ -17,20 +17,21 @@ import structlog
 
 from gateway.cell.ledger_session import LedgerLink
 from gateway.observe.metrics import BatchMeters
-from gateway.openai.batches.files import lines_of
+from gateway.openai.batches.files import TooManyLines, at_most, lines_of
 from gateway.openai.batches.lines import (
     Line,
     LineAnswer,
     LineProblem,
+    LineResponse,
     answer_of,
     line_of,
 )
+from gateway.openai.batches.outputs import ChunkWriter
 from gateway.openai.batches.usage import UsageSum
-from gateway.openai.batches.window import Window
+from gateway.openai.batches.window import Share, Window
 from gateway.openai.operation import Api
-from gateway.tenants import Keyring
+from gateway.tenants import Keyring, Tenant
 from ledger.batches.batches import BatchName, StoredBatch
-from ledger.batches.files import CHUNK_BYTES
 from service_kit.error_table import retry_after_s
 from service_kit.errors import InvalidRequest, KaitenError, NotFound, Overloaded, Unavailable
 
@@ -67,6 +68,8 @@ class BatchDriver:
         self._api = api
         self._keyring = keyring
         self._window = Window(api.front.readiness)
+        # One file at a time.
+        self._counting = asyncio.Lock()
         self._who = secrets.token_hex(8)
         self._driven: dict[BatchName, asyncio.Task[None]] = {}
         self._meters = BatchMeters(api.metrics.meter, lambda: len(self._driven))
@@ -115,7 +118,9 @@ class BatchDriver:
     async def _drive(self, name: BatchName) -> None:
         """Until it is over, is somebody else's, or the store is away: then all begins anew."""
         driving = asyncio.create_task(
-            BatchRun(self._api, self._keyring, self._window, self._meters, name).to_its_end()
+            BatchRun(
+                self._api, self._keyring, self._window, self._counting, self._meters, name
+            ).to_its_end()
         )
         try:
             while not driving.done():
@@ -135,18 +140,33 @@ class BatchDriver:
 
 
 class BatchRun:
-    """One batch, from where it is to its end."""
+    """One batch, from where it is to its end. It holds `counting` while it counts its lines: a
+    file may be long, and there may be many.
+    """
 
     def __init__(
-        self, api: Api, keyring: Keyring, window: Window, meters: BatchMeters, name: BatchName
+        self,
+        api: Api,
+        keyring: Keyring,
+        window: Window,
+        counting: asyncio.Lock,
+        meters: BatchMeters,
+        name: BatchName,
     ) -> None:
         self._api = api
         self._window = window
+        self._counting = counting
         self._meters = meters
         self._name = name
-        self._tenant = keyring.named(name.tenant)
+        self._keyring = keyring
+        self._share = Share(window)
         # By this process's clock, once it is being computed.
         self._expires_s = 0.0
+
+    @property
+    def _tenant(self) -> Tenant:
+        """As its keys file has it now."""
+        return self._keyring.named(self._name.tenant)
 
     @property
     def _link(self) -> LedgerLink:
@@ -163,7 +183,8 @@ class BatchRun:
                 return
             match batch.status:
                 case "validating":
-                    await self._validate(batch)
+                    async with self._counting:
+                        await self._validate(batch)
                 case "in_progress":
                     await self._compute(batch)
                 case "cancelling" | "finalizing":
@@ -176,14 +197,12 @@ class BatchRun:
         """Count the lines. What is wrong with one of them is told as its answer."""
         total, problem = 0, ""
         try:
-            async for _ in self._lines(batch):
+            async for _ in self._lines(batch, lines_max=LINES_MAX):
                 total += 1
-        except InputGone as error:
+        except (InputGone, TooManyLines) as error:
             problem = str(error)
         if not total:
             problem = problem or "the input file has no line"
-        if total > LINES_MAX:
-            problem = f"the input file must have at most {LINES_MAX} lines, it has {total}"
         of = ("validating",)
         if problem:
             fields = {"problem": problem, "total": str(total)}
@@ -224,7 +243,7 @@ class BatchRun:
         try:
             async with asyncio.TaskGroup() as running:
                 async for number, line in self._good_lines(batch, done):
-                    await self._window.room()
+                    await self._share.room()
                     is_open = asyncio.Event()
                     running.create_task(self._run(batch, number, line, is_open))
                     with suppress(TimeoutError):
@@ -258,23 +277,36 @@ class BatchRun:
     async def _run(
         self, batch: StoredBatch, number: int, line: Line, is_open: asyncio.Event
     ) -> None:
-        async with self._window.place():
-            await self._answer_line(batch, number, line, is_open)
+        """Refused, it leaves its place to other lines until it may be asked again."""
 
-    async def _answer_line(
-        self, batch: StoredBatch, number: int, line: Line, is_open: asyncio.Event
-    ) -> None:
-        endpoint, id = batch.fields["endpoint"], self._request_id(number)
+        def on_accepted() -> None:
+            self._share.let_in(number)
+            is_open.set()
+
         while True:
-            try:
-                left_s = max(0.0, self._expires_s - self._now_s()) + PARTING_S
-                response = await answer_of(
-                    self._api, self._tenant, id, line, endpoint, left_s, is_open.set
-                )
-                break
-            except (Overloaded, Unavailable) as error:
-                await asyncio.sleep(retry_after_s(error) or LOOK_S)
-        is_open.set()
+            async with self._window.place():
+                try:
+                    response = await self._asked(batch, number, line, on_accepted)
+                except (Overloaded, Unavailable) as error:
+                    self._share.refused(number)
+                    wait_s = retry_after_s(error) or LOOK_S
+                else:
+                    on_accepted()
+                    await self._keep_answer(number, line, response)
+                    self._share.answered()
+                    return
+            await self._share.change(wait_s)
+
+    async def _asked(
+        self, batch: StoredBatch, number: int, line: Line, on_accepted: Callable[[], None]
+    ) -> LineResponse:
+        """By what its tenant may now."""
+        endpoint, id = batch.fields["endpoint"], self._request_id(number)
+        left_s = max(0.0, self._expires_s - self._now_s()) + PARTING_S
+        return await answer_of(self._api, self._tenant, id, line, endpoint, left_s, on_accepted)
+
+    async def _keep_answer(self, number: int, line: Line, response: LineResponse) -> None:
+        id = self._request_id(number)
         found = LineAnswer(id=f"batch_req_{id}", custom_id=line.custom_id, response=response)
         raw, is_ok = msgspec.json.encode(found), response.status_code < 400
         try:
@@ -355,52 +387,50 @@ class BatchRun:
         is_ok: bool,
     ) -> str:
         """Its id; empty: it would be. `tell` is told of each answer."""
-        files, tenant = self._link.ledger.files, self._name.tenant
-        id = f"file-{self._name.id.removeprefix('batch_')}-{OUTPUTS[is_ok]}"
-        buffer, count, size = bytearray(), 0, 0
+        kind = OUTPUTS[is_ok]
+        id = f"file-{self._name.id.removeprefix('batch_')}-{kind}"
+        writer = ChunkWriter(self._link.ledger.files, self._name.tenant, id)
+        async for answer in self._answers(numbers, is_ok=is_ok):
+            await writer.write(answer)
+            if tell is not None:
+                tell(answer)
+        await writer.end()
+        if not writer.size_bytes:
+            return ""
+        await self._keep_file(batch, writer, f"{self._name.id}_{kind}.jsonl")
+        return id
+
+    async def _answers(self, numbers: list[int], *, is_ok: bool) -> AsyncIterator[bytes]:
         for start in range(0, len(numbers), AT_ONCE):
             some = numbers[start : start + AT_ONCE]
             for answer in await self._link.ledger.batches.answers(self._name, some):
                 if answer[:1] == OK[is_ok]:
-                    buffer += answer[1:] + b"\n"
-                    if tell is not None:
-                        tell(answer[1:])
-            while len(buffer) >= CHUNK_BYTES:
-                await files.put(tenant, id, count, bytes(buffer[:CHUNK_BYTES]))
-                del buffer[:CHUNK_BYTES]
-                count, size = count + 1, size + CHUNK_BYTES
-        if buffer:
-            await files.put(tenant, id, count, bytes(buffer))
-            count, size = count + 1, size + len(buffer)
-        if not count:
-            return ""
-        filename = f"{self._name.id}_{OUTPUTS[is_ok]}.jsonl"
+                    yield answer[1:]
+
+    async def _keep_file(self, batch: StoredBatch, writer: ChunkWriter, filename: str) -> None:
+        """Computed and not lost: it waits until its tenant has made room."""
         while True:
             try:
-                await files.keep(
-                    tenant,
-                    id,
-                    filename=filename,
-                    purpose="batch_output",
-                    size_bytes=size,
-                    chunks=count,
-                    ttl_s=batch.number("output_ttl_s") or None,
-                )
-                return id
+                await writer.keep(filename, batch.number("output_ttl_s") or None)
+                return
             except Overloaded as error:
-                # Computed and not lost: until its tenant has made room for it.
                 log.warning("batch.waits_for_room", batch=self._name.id, reason=str(error))
-                await asyncio.sleep(ROOM_S)
-                # NotFound: it has waited for so long that nobody could ask for it any more.
-                await self._link.ledger.batches.find(self._name)
+            await asyncio.sleep(ROOM_S)
+            # NotFound: it has waited for so long that nobody could ask for it any more.
+            await self._link.ledger.batches.find(self._name)
 
-    async def _lines(self, batch: StoredBatch) -> AsyncIterator[bytes]:
-        """Empty ones are none."""
+    async def _lines(
+        self, batch: StoredBatch, *, lines_max: int | None = None
+    ) -> AsyncIterator[bytes]:
+        """Empty ones are none. TooManyLines: they are more than `lines_max` with them."""
         files, tenant = self._link.ledger.files, self._name.tenant
         id = batch.fields["input_file_id"]
         try:
             stored = await files.find(tenant, id)
-            async for line in lines_of(files.read(tenant, stored), self._api.config.body_bytes_max):
+            pieces = files.read(tenant, stored)
+            if lines_max is not None:
+                pieces = at_most(lines_max, pieces)
+            async for line in lines_of(pieces, self._api.config.body_bytes_max):
                 if line.strip():
                     yield line
         except NotFound:

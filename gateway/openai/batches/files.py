@@ -191,6 +191,21 @@ def told(stored: StoredFile) -> FileObject:
     )
 
 
+class TooManyLines(Exception):
+    """A file has more lines than it may have."""
+
+
+async def at_most(lines_max: int, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The pieces of a file, counted before anybody looks at their lines. TooManyLines."""
+    count = 0
+    async for piece in pieces:
+        count += piece.count(b"\n")
+        if count + (not piece.endswith(b"\n")) > lines_max:
+            rule = f"must have at most {lines_max} lines, empty ones counted"
+            raise TooManyLines(f"the input file {rule}; it has more")
+        yield piece
+
+
 async def lines_of(pieces: AsyncIterator[bytes], line_bytes_max: int) -> AsyncIterator[bytes]:
     """Of a file, without their ends and the mark that some editors begin a file with.
 

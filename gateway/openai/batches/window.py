@@ -5,7 +5,7 @@ They are flex requests, so that others need not mind how many there are.
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Final
 
 from gateway.cell.readiness import Readiness
@@ -23,6 +23,8 @@ class Window:
         self._readiness = readiness
         self._taken = 0
         self._freed = asyncio.Event()
+        # Whoever comes first is first.
+        self._queue = asyncio.Lock()
 
     @property
     def size(self) -> int:
@@ -32,8 +34,10 @@ class Window:
 
     @asynccontextmanager
     async def place(self) -> AsyncIterator[None]:
-        """Use after `room`: for the time of a line."""
-        self._taken += 1
+        """For the time of a line, once there is room."""
+        async with self._queue:
+            await self._room()
+            self._taken += 1
         try:
             yield
         finally:
@@ -41,7 +45,52 @@ class Window:
             self._freed.set()
 
     async def room(self) -> None:
-        """Until another line may begin. A cell that has grown is seen when a line ends."""
+        """Until another line may begin."""
+        async with self._queue:
+            await self._room()
+
+    async def _room(self) -> None:
+        """A cell that has grown is seen when a line ends."""
         while self._taken >= self.size:
             self._freed.clear()
             await self._freed.wait()
+
+
+class Share:
+    """One batch's part of the window. A line of it that is refused waits outside, so that others'
+    go on, and no further line of the batch begins before that one was let in.
+    """
+
+    def __init__(self, window: Window) -> None:
+        self._window = window
+        self._refused: set[int] = set()
+        self._changed = asyncio.Event()
+
+    async def room(self) -> None:
+        """Until another line may begin."""
+        while self._refused:
+            await self._changed.wait()
+        await self._window.room()
+
+    def refused(self, line: int) -> None:
+        self._refused.add(line)
+
+    def let_in(self, line: int) -> None:
+        """Or it is over."""
+        if line in self._refused:
+            self._refused.remove(line)
+            self._tell()
+
+    def answered(self) -> None:
+        """A line is: another may find what it lacked."""
+        self._tell()
+
+    async def change(self, within_s: float) -> None:
+        """Until something has changed for this batch."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await self._changed.wait()
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()

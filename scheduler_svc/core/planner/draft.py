@@ -39,6 +39,8 @@ class Draft:
         self.joins: list[Join] = []
         self.passed_over: list[PassedOver] = []
         self.now_ns = now_ns
+        # Other workers that could start a sequence, by all of it that makes a difference to them.
+        self.others: dict[object, list[Worker]] = {}
         self._appends: list[tuple[SlotIndex, BlockId, int]] = []
         self._copies: list[tuple[BlockId, BlockId]] = []
 

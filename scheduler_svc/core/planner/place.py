@@ -1,6 +1,6 @@
 """Place: who of those who wait is this worker's to take."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from collections.abc import Set as AbstractSet
 from itertools import islice
 
@@ -179,20 +179,26 @@ def _can_promise(cell: CellState, budget: int, prefills: int) -> bool:
 def _view(draft: Draft, sequence: Sequence) -> PlacementView:
     return PlacementView(
         running=len(draft.worker.running),
-        others=tuple(len(other.running) for other in _others(draft, sequence)),
+        others=tuple([len(other.running) for other in _others(draft, sequence)]),
         num_admissible=draft.cell.waiting.num_admissible,
     )
 
 
 def could_start_elsewhere(draft: Draft, sequence: Sequence) -> bool:
     """Another worker could start it, with nobody giving way."""
-    return next(_others(draft, sequence), None) is not None
+    return bool(_others(draft, sequence))
 
 
-def _others(draft: Draft, sequence: Sequence) -> Iterator[Worker]:
-    for other in draft.cell.workers.values():
-        if other is not draft.worker and _could_start(draft.cell, other, sequence, draft.now_ns):
-            yield other
+def _others(draft: Draft, sequence: Sequence) -> list[Worker]:
+    """Of them nothing changes while a plan is made: they are asked once for all that are alike."""
+    cell, request, has_non_flex = draft.cell, sequence.live.request, draft.cell.waiting.has_non_flex
+    shape = (len(sequence.tokens), sequence.kv.places_max, request.needs, sequence.num_preemptions)
+    alike = (has_non_flex, request.priority, *shape)
+    if alike not in draft.others or cell.policy.cadence.looks:
+        others = [other for other in cell.workers.values() if other is not draft.worker]
+        some = [each for each in others if _could_start(cell, each, sequence, draft.now_ns)]
+        draft.others[alike] = some
+    return draft.others[alike]
 
 
 def _could_start(cell: CellState, worker: Worker, sequence: Sequence, now_ns: int) -> bool:
@@ -222,7 +228,8 @@ def admission_view(
     ahead = worker.spec.slot_tokens_max - 1
     blocks_now, blocks_worst = kv.cost(sequence.kv, hits, freed, ahead)
     is_reserved = sequence.num_preemptions >= preemptions_max
-    running = [s for s in worker.running.values() if s not in leaving]
+    rows: Collection[Sequence] = worker.running.values()
+    running = [s for s in rows if s not in leaving] if leaving else rows
     reserved = [s for s in running if s.num_preemptions >= preemptions_max] if is_reserved else []
     return AdmissionView(
         running=len(running) - joining,

@@ -148,12 +148,4 @@ def _mixed(
     gaps = tuple(sequence.gap for _, sequence in prefills)
     # Less where a budget has shrunk since they were admitted.
     minimum = min(cell.config.prefill_tokens_min, budget // len(gaps))
-    return cell.policy.mix(
-        MixView(
-            gaps=gaps,
-            decodes=decodes,
-            budget=budget,
-            budget_alone=budget_alone,
-            minimum=minimum,
-        )
-    )
+    return cell.policy.mix(MixView(gaps, decodes, budget, budget_alone, minimum))

@@ -111,6 +111,23 @@ def test_a_missing_file_is_explained(tmp_path: Path) -> None:
         load(tmp_path / "none.toml")
 
 
+async def test_work_that_outlives_keys_has_the_bounds_of_its_tenant(tmp_path: Path) -> None:
+    others = f'[tenants.b]\nkeys = ["{sha("b")}"]\n'
+    path = written(tmp_path, f'{others}[tenants.a]\nkeys = ["{sha("a")}"]\nrequests_max = 7')
+    file = KeysFile(path)
+    assert file.keyring.named("a").bounds.requests_max == 7
+    written(tmp_path, f"{others}[tenants.a]\nrequests_max = 5\nrunning_tokens_max = 9")
+    await file.look()
+    named = file.keyring.named("a")
+    assert (named.bounds.requests_max, named.running_tokens_max) == (5, 9)
+    with pytest.raises(Unauthenticated):
+        file.keyring.tenant_of("Bearer a")
+    # Neither key nor entry.
+    written(tmp_path, others)
+    await file.look()
+    assert file.keyring.named("a") == Tenant(name="a")
+
+
 async def test_a_changed_file_counts_from_the_next_request_on(tmp_path: Path) -> None:
     path = written(tmp_path, f'[tenants.a]\nkeys = ["{sha("old")}"]')
     file = KeysFile(path)

@@ -4,9 +4,10 @@ import random
 
 import pytest
 
-from scheduler_svc.core.commands import WorkerLost
-from scheduler_svc.core.outcome import Plan
-from scheduler_svc.core.types import Reason
+from scheduler_svc.core.commands import Expire, MakePlan, Submit, WorkerJoined, WorkerLost
+from scheduler_svc.core.outcome import Finished, Plan
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.types import Reason, Request
 from tests.support.cell import Cell, spec
 
 
@@ -254,6 +255,28 @@ def test_idle_then_a_burst() -> None:
     cell.finish()
 
 
+def test_after_an_hour_of_nothing_a_burst_is_planned_as_the_first_was() -> None:
+    cell = Cell(spec())
+
+    def burst() -> tuple[object, int]:
+        for _ in range(20):
+            cell.submit(3, 4)
+        plan = cell.must_plan()
+        joins = [(join.slot, join.num_computed_tokens) for join in plan.joins]
+        planned = (joins, plan.chunks, plan.lease_steps, plan.decode_rows, plan.blocks_free)
+        cell.finish()
+        return planned, cell.now_ns
+
+    first, after_ns = burst()
+    for _ in range(60):
+        cell.now_ns += 60_000_000_000
+        assert cell.expire() == ()
+        assert cell.turn() == []
+    idle_ns = cell.now_ns
+    again, now_ns = burst()
+    assert (again, now_ns) == (first, idle_ns + after_ns)
+
+
 @pytest.mark.parametrize("blocks", [6, 7, 8, 11])
 @pytest.mark.parametrize("block_size", [1, 2, 4])
 def test_tight_pools_never_stand_still(blocks: int, block_size: int) -> None:
@@ -416,3 +439,32 @@ def test_a_worker_that_only_some_fit_comes_and_goes_and_leaves_none_either() -> 
         assert len(deadlines) == len(waiting)
     cell.finish()
     assert {cell.reason(each) for each in waiting} == {Reason.LENGTH}
+
+
+def test_a_scheduler_that_stood_still_ends_all_whose_time_is_over_at_once_and_once() -> None:
+    """A minute, with a thousand deadlines of ten seconds in it; a hundred others go on."""
+    scheduler = Scheduler()
+    scheduler.apply(WorkerJoined(worker_id="w1", spec=spec(slots=1)), 0)
+    for number in range(1, 1101):
+        late = number <= 1000
+        one = Request(
+            id=f"r{number}",
+            sequence_id=number,
+            prompt=(1,) * 9,
+            max_tokens=9,
+            arrived_ns=0,
+            deadline_ns=10_000_000_000 if late else None,
+        )
+        scheduler.apply(Submit(request=one), 0)
+    assert scheduler.apply(MakePlan(worker_id="w1"), 0).plan is not None
+    events = scheduler.apply(Expire(), 60_000_000_000).events
+    ended = [each for each in events if isinstance(each, Finished)]
+    assert [each.sequence_id for each in ended] == [*range(1, 1001)]
+    assert {each.reason for each in ended} == {Reason.DEADLINE_EXCEEDED}
+    assert len(events) == 2 * len(ended)
+    assert scheduler.apply(Expire(), 60_000_000_000).events == ()
+    assert (scheduler.next_deadline_ns(), scheduler.live_count) == (None, 100)
+    scheduler.check_all()
+    plan = scheduler.apply(MakePlan(worker_id="w1"), 60_000_000_000).plan
+    assert plan is not None
+    assert [join.sequence_id for join in plan.joins] == [1001]

@@ -1,7 +1,14 @@
 """Whom an outcome names: a worker that nothing concerns is not even asked."""
 
-from scheduler_svc.core.commands import StepDone
+from dataclasses import replace
+
+from scheduler_svc.core.commands import StepDone, Submit, WorkerJoined
+from scheduler_svc.core.outcome import Why
+from scheduler_svc.core.policy.admission import AdmissionView, whenever_it_fits
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.types import Request
 from tests.support.cell import Cell, spec
+from tests.support.cpu_cost import costs_at_most
 
 
 def named(cell: Cell, worker_id: str = "w1") -> tuple[str, ...]:
@@ -57,3 +64,46 @@ def test_a_tenant_below_its_bound_again_concerns_whoever_has_a_slot() -> None:
     cell.turn()
     assert second in cell.running("w1") + cell.running("w2")
     cell.finish()
+
+
+def test_of_requests_that_are_alike_other_workers_are_asked_once_in_a_plan() -> None:
+    """Each that is admitted needs to know how many could have it; of the others nothing changes."""
+    cell = Cell(*[spec(slots=8)] * 4, prefill_tokens=1)
+    asked = 0
+
+    def counted(view: AdmissionView) -> Why | None:
+        nonlocal asked
+        asked += 1
+        return whenever_it_fits(view)
+
+    core = cell.scheduler._cell
+    core.policy = replace(core.policy, admission=counted)
+    for _ in range(4 * 8):
+        cell.submit(3, 5)
+    asked = 0
+    assert len(cell.must_plan().joins) == 8
+    # Its own worker for each that joins, and first whether anybody can; the others once for all.
+    assert asked == 8 + 1 + 3
+    cell.finish()
+
+
+def waited_for(count: int) -> Scheduler:
+    """So many wait, and a worker that holds them is there."""
+    scheduler = Scheduler()
+    scheduler.apply(WorkerJoined(worker_id="w0", spec=spec(blocks=8)), 0)
+    for number in range(1, count + 1):
+        one = Request(
+            id=f"r{number}", sequence_id=number, prompt=(1,) * 9, max_tokens=9, arrived_ns=0
+        )
+        scheduler.apply(Submit(request=one), 0)
+    return scheduler
+
+
+def test_a_worker_that_joins_costs_nothing_for_each_that_waits() -> None:
+    def join_eight(scheduler: Scheduler) -> None:
+        for _ in range(8):
+            worker_id = f"w{len(scheduler.workers)}"
+            scheduler.apply(WorkerJoined(worker_id=worker_id, spec=spec(blocks=8)), 0)
+
+    many, few = waited_for(2000), waited_for(2)
+    costs_at_most(8, lambda: join_eight(many), lambda: join_eight(few))

@@ -196,7 +196,7 @@ BASE_US, TOKEN_US = 2000, 100
 
 def shared(gap_us: int | None, *, slots: int = 64, prompt: int = 8) -> Cell:
     """One sequence decodes for long beside as many flex ones as may."""
-    worker = spec(slots=slots, step_tokens=slots + 300, blocks=4000)
+    worker = spec(slots=slots, step_tokens=slots + 300, blocks=1000, block_size=16)
     cell = Cell(worker, lease=1, in_flight=1, prefill_tokens=8, batch_gap_us=gap_us)
     cell.workers["w1"].token_us, cell.workers["w1"].base_us = TOKEN_US, BASE_US
     cell.submit(4, 900)
@@ -240,7 +240,11 @@ def test_short_lines_fill_the_gap_to_the_last_token() -> None:
     """Each has a prompt of 6 tokens and goes after 8 steps: every step some join, and none is
     promised more of a step than it has.
     """
-    cell = Cell(spec(slots=64, step_tokens=364, blocks=4000), batch_gap_us=5000, itl_target_us=5000)
+    cell = Cell(
+        spec(slots=64, step_tokens=364, blocks=1000, block_size=16),
+        batch_gap_us=5000,
+        itl_target_us=5000,
+    )
     cell.workers["w1"].token_us, cell.workers["w1"].base_us = TOKEN_US, BASE_US
     cell.submit(4, 900)
     took = []
@@ -256,7 +260,7 @@ def prompt_beside(rows: int) -> tuple[list[int], Cell]:
     """Of each step until a prompt of 300 is computed, its tokens; beside a row that decodes and so
     many flex ones.
     """
-    worker = spec(slots=64, step_tokens=364, blocks=4000)
+    worker = spec(slots=64, step_tokens=364, blocks=1000, block_size=16)
     cell = Cell(worker, lease=1, in_flight=1, batch_gap_us=5000, itl_target_us=5000)
     cell.workers["w1"].token_us, cell.workers["w1"].base_us = TOKEN_US, BASE_US
     cell.submit(4, 900)
@@ -298,7 +302,7 @@ def test_alone_they_fill_the_batch_and_leave_when_somebody_comes() -> None:
     """Sixty rows take 8 ms, and thirty the gap of 5: half of them go, in a few steps, and stay
     away until there is nobody else.
     """
-    worker = spec(slots=60, step_tokens=400, blocks=4000)
+    worker = spec(slots=60, step_tokens=400, blocks=1000, block_size=16)
     cell = Cell(worker, lease=1, in_flight=1, batch_gap_us=5000)
     cell.workers["w1"].token_us, cell.workers["w1"].base_us = TOKEN_US, BASE_US
     for _ in range(120):
@@ -320,7 +324,7 @@ def test_who_stays_makes_steps_a_twentieth_too_long_and_no_more() -> None:
     """By a tenth, 34 of 128 rows would stay with those who came, and take 5.4 ms; and where the fit
     is still wrong by as much as it may be, steps would be longer than the gap and a tenth.
     """
-    worker = spec(slots=128, step_tokens=400, blocks=4000)
+    worker = spec(slots=128, step_tokens=400, blocks=1000, block_size=16)
     cell = Cell(worker, lease=1, in_flight=1, batch_gap_us=5000)
     cell.workers["w1"].token_us, cell.workers["w1"].base_us = TOKEN_US, BASE_US
     for _ in range(200):

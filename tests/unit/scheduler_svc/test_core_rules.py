@@ -11,7 +11,16 @@ from scheduler_svc.core.policy.mix import MixView, StepShares
 from scheduler_svc.core.policy.presets import PRESETS, RULES, policy_of
 from scheduler_svc.core.policy.rules import REFUSED, TABLES
 from scheduler_svc.core.types import Config, Rules
-from tests.support.combinations import CHOICES, allowed, covering, is_allowed, merged, pairs_of
+from tests.support.combinations import (
+    CHOICES,
+    WRITTEN,
+    allowed,
+    covering,
+    found,
+    is_allowed,
+    merged,
+    pairs_of,
+)
 from tests.unit.scheduler_svc.test_core_values import view
 
 
@@ -221,13 +230,21 @@ def test_every_rule_is_among_the_combinations() -> None:
     assert chosen == {kind: set(table) for kind, table in TABLES.items()}
 
 
+def test_the_combinations_are_those_written_down(request: pytest.FixtureRequest) -> None:
+    """Whoever adds a rule: `pytest tests/unit/scheduler_svc/test_core_rules.py --rewrite`."""
+    lines = "".join(" ".join(map(str, chosen.values())) + "\n" for chosen in found())
+    if request.config.getoption("--rewrite"):
+        WRITTEN.write_text(lines)
+    assert WRITTEN.read_text() == lines
+
+
 def test_the_combinations_have_every_pair_that_is_allowed() -> None:
     every = allowed()
     possible = set().union(*map(pairs_of, every))
     few = list(covering())
     assert len(few) < 60 < len(every)
-    found = [chosen for chosen in every if merged(chosen) in few]
-    assert set().union(*map(pairs_of, found)) == possible
+    kept = [chosen for chosen in every if merged(chosen) in few]
+    assert set().union(*map(pairs_of, kept)) == possible
     refused = sum(len(a) * len(b) for a, b in _pairs_of_lists()) - len(possible)
     # when_empty with two intervals, and with a promise.
     assert refused == 3

@@ -86,9 +86,9 @@ def test_the_same_values_are_valid(schema: Any, definition: Any, instances: list
     asked = json.dumps(schema)
     text = rewritten(asked) or asked
     assume('"unevaluated' not in text)  # it is refused
-    told = Draft202012Validator(in_pythons_words(text))
+    meant, told = Draft202012Validator(schema), Draft202012Validator(in_pythons_words(text))
     for value in instances:
-        assert told.is_valid(value) == Draft202012Validator(schema).is_valid(value)
+        assert told.is_valid(value) == meant.is_valid(value)
 
 
 items = st.one_of(
@@ -122,18 +122,19 @@ lists: st.SearchStrategy[list[Any]] = st.lists(
 )
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(st.one_of(different, contained), st.lists(st.one_of(lists, scalars), max_size=8))
 def test_of_arrays_some_orders_are_left_and_nothing_comes_in(
     schema: Any, instances: list[Any]
 ) -> None:
     schema = schema | {"$defs": {"one": {"title": "One", "enum": ["a", 1, True, None]}}}
     asked = json.dumps(schema)
+    meant = Draft202012Validator(schema)
     told = Draft202012Validator(in_pythons_words(rewritten(asked) or asked))
     for value in instances:
         orders = itertools.permutations(value) if isinstance(value, list) else [value]
         ways = [list(each) if isinstance(value, list) else each for each in orders]
-        are_valid = [Draft202012Validator(schema).is_valid(way) for way in ways]
+        are_valid = [meant.is_valid(way) for way in ways]
         are_told = [told.is_valid(way) for way in ways]
         assert all(valid for valid, is_told in zip(are_valid, are_told, strict=True) if is_told)
         assert any(are_told) == any(are_valid)

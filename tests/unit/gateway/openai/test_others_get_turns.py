@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.openai.batches.files import LINES_AT_ONCE, lines_of
+from gateway.openai.batches.files import LINES_AT_ONCE, TooManyLines, at_most, lines_of
 from gateway.openai.responses.note import INLINE_BYTES_MAX, Note, packed, unpacked
 from gateway.openai.responses.reply import Asked, ReasoningReply
 
@@ -44,6 +44,18 @@ async def test_a_million_empty_lines() -> None:
     with counted_turns() as turns:
         assert len(await lines(b"\n" * (1 << 20))) == 1 << 20
     assert turns[0] >= (1 << 20) // LINES_AT_ONCE
+
+
+async def test_too_many_lines_are_counted_before_anybody_looks_at_them() -> None:
+    """Empty ones as well: a file of those costs a look at its first piece."""
+    for good in ([b"a\n\nb\n"], [b"a\n", b"\n", b"b"], [b"", b"a\nb", b"\nc"]):
+        assert [piece async for piece in at_most(3, pieces_of(*good))] == good
+    blank = b"\n" * (1 << 20)
+    for bad, told in (([b"a\n\n\nb"], 0), ([b"a\n\n", b"\n\n"], 1), ([blank, blank], 0)):
+        pieces = at_most(3, pieces_of(*bad))
+        assert [await anext(pieces) for _ in range(told)] == bad[:told]
+        with pytest.raises(TooManyLines, match=r"at most 3 lines, empty ones counted; it has more"):
+            await anext(pieces)
 
 
 # Some editors begin a file with a mark.

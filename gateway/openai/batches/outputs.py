@@ -1,0 +1,48 @@
+"""What a batch leaves: a file, piece by piece as its lines come, kept once there is room."""
+
+from typing import Final
+
+from ledger.batches.files import CHUNK_BYTES, Files
+
+PURPOSE: Final = "batch_output"
+
+
+class ChunkWriter:
+    """A file of a tenant that is being written. It is none before it is kept."""
+
+    def __init__(self, files: Files, tenant: str, id: str) -> None:
+        self._files = files
+        self._tenant = tenant
+        self.id = id
+        self._buffer = bytearray()
+        self._chunks = 0
+        self.size_bytes = 0
+
+    async def write(self, line: bytes) -> None:
+        self._buffer += line + b"\n"
+        while len(self._buffer) >= CHUNK_BYTES:
+            await self._put(bytes(self._buffer[:CHUNK_BYTES]))
+            del self._buffer[:CHUNK_BYTES]
+
+    async def end(self) -> None:
+        """Nothing more is written."""
+        if self._buffer:
+            await self._put(bytes(self._buffer))
+            self._buffer.clear()
+
+    async def keep(self, filename: str, ttl_s: int | None) -> None:
+        """Overloaded: its tenant keeps too much; it may be tried again."""
+        await self._files.keep(
+            self._tenant,
+            self.id,
+            filename=filename,
+            purpose=PURPOSE,
+            size_bytes=self.size_bytes,
+            chunks=self._chunks,
+            ttl_s=ttl_s,
+        )
+
+    async def _put(self, chunk: bytes) -> None:
+        await self._files.put(self._tenant, self.id, self._chunks, chunk)
+        self._chunks += 1
+        self.size_bytes += len(chunk)
