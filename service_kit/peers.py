@@ -232,11 +232,12 @@ class Guard:
     def _take_once(self, stamp: str, now_ms: int) -> None:
         """Only what somebody with the credential has made comes here."""
         _, told_ms, nonce = stamp.split(".")
-        skew_s = abs(now_ms - int(told_ms)) / 1000
-        if skew_s > SKEW_S_MAX:
+        behind_s = (now_ms - int(told_ms)) / 1000
+        if abs(behind_s) > SKEW_S_MAX:
+            side = "behind" if behind_s > 0 else "ahead of"
             raise Unauthenticated(
-                f"the proof is {skew_s:.0f} s from our clock, {SKEW_S_MAX} s at most: an old one,"
-                " or set the clocks of both machines"
+                f"the caller's clock is {abs(behind_s):.0f} s {side} ours, and may be {SKEW_S_MAX}:"
+                " set the clocks of both machines (or somebody sent an old proof again)"
             )
         if nonce in self._taken:
             raise Unauthenticated("the proof was used before: each call needs its own")
