@@ -131,9 +131,9 @@ flakes: setup  ## tests that start a process or wait, 20 times, half beside busy
 mutants: setup  ## which tests catch which mistakes, each made in a copy of the tree; docs/testing.md
 	$(BIN)/python -m tools.mutants $(ARGS)
 
-# Most of these wait more than they compute; the tests take all there are.
+# Most of these wait more than they compute: five of them keep two cores busy, as the tests do.
 ci: setup  ## what CI runs
-	$(MAKE) -j3 $(SYNC) type lint protos-check test-browser test-node test-cluster test-prometheus test-arm
+	$(MAKE) -j5 $(SYNC) type lint protos-check test-browser test-node test-cluster test-prometheus test-arm
 	$(MAKE) test sim guard
 
 clean:  ## remove what can be made again, except the store and the models

@@ -36,5 +36,5 @@ def install() -> None:
         sys.modules[each] = _NoCompiler(each)
     vars(sys.modules[name])["__path__"] = []
     vars(torch)["_dynamo"] = sys.modules[name]
-    torch.compiler.disable = _as_it_is
+    vars(torch.compiler)["disable"] = _as_it_is
     torch.distributed.is_available = lambda: False
