@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gateway.cell.ledger_session import LedgerLink
 from gateway.cell.operators import Operators
 from gateway.http import errors
-from gateway.http.middleware import Gate
+from gateway.http.middleware import GatewayMiddleware
 from gateway.http.web_pages import WebPolicy
 from gateway.openai import chat, completions, explain, health, models, openapi, tokenize
 from gateway.openai.batches import files
@@ -19,7 +19,7 @@ from gateway.openai.operation import Api, Operation, routes_of
 from gateway.openai.operators import archive, rehearsals, watch
 from gateway.openai.pages import operations as pages
 from gateway.openai.responses import operations as responses
-from gateway.requests.service import Front
+from gateway.requests.generation_service import GenerationService
 from gateway.settings import GatewaySettings
 from gateway.tenants import Keyring
 from service_kit.metrics import Metrics
@@ -45,14 +45,14 @@ HTTP_CODES: Final = {404: "unknown_url", 405: "method_not_allowed"}
 
 
 def create_api(
-    front: Front,
+    service: GenerationService,
     link: LedgerLink,
     operators: Operators,
     config: GatewaySettings,
     metrics: Metrics,
 ) -> Api:
     """What the handlers of every route work with."""
-    return Api(front, link, operators, config, metrics, OPERATIONS)
+    return Api(service, link, operators, config, metrics, OPERATIONS)
 
 
 def create_app(api: Api, keyring: Keyring) -> ASGIApp:
@@ -61,7 +61,7 @@ def create_app(api: Api, keyring: Keyring) -> ASGIApp:
     # A path with one slash too many is no path of ours, and a redirect would name the Host header.
     router = Router(routes_of(api), redirect_slashes=False)
     policy = WebPolicy.of(config.http_host, config.allowed_hosts, config.cors_origins)
-    return Gate(partial(_routed, router), keyring, policy)
+    return GatewayMiddleware(partial(_routed, router), keyring, policy)
 
 
 async def _routed(router: Router, scope: Scope, receive: Receive, send: Send) -> None:

@@ -23,8 +23,8 @@ from gateway.observe.metrics import Meters
 from gateway.observe.request_log import RequestLog
 from gateway.observe.tracing import Tracing
 from gateway.openai.batches.driver import BatchDriver
+from gateway.requests.generation_service import GenerationService
 from gateway.requests.prompts import Prompter
-from gateway.requests.service import Front
 from gateway.requests.validation import Limits
 from gateway.settings import GatewaySettings
 from gateway.tenants import Keyring, KeysFile
@@ -86,7 +86,7 @@ class GatewayService:
         self._metrics = Metrics("gateway", is_scraped=config.metrics)
         self._spans = telemetry.configure("gateway")
         count_spans(self._metrics.meter, self._spans)
-        self.front = Front(
+        self.generation_service = GenerationService(
             link=self.link,
             card=self._card,
             prompter=Prompter(self._card, self._template),
@@ -101,7 +101,7 @@ class GatewayService:
             timeout_s=config.request_timeout_s or None,
         )
         self._operators = Operators(self.link, SystemClock(), self._peers)
-        api = create_api(self.front, self.link, self._operators, config, self._metrics)
+        api = create_api(self.generation_service, self.link, self._operators, config, self._metrics)
         self._batches = BatchDriver(api, self._keyring)
         api.on_batch = self._batches.kick
         self._http = HttpServer(
@@ -132,7 +132,9 @@ class GatewayService:
                 records_max=RECORDS_MAX,
             )
         )
-        inference.add_to(self._grpc, self.front, self._keyring, batch_max=self._config.prompts_max)
+        inference.add_to(
+            self._grpc, self.generation_service, self._keyring, batch_max=self._config.prompts_max
+        )
         OperatorServicer(self._operators, self._keyring).add_to(self._grpc)
         names = [*inference.SERVICE_NAMES]
         if self._config.keda_scaler:
@@ -167,7 +169,7 @@ class GatewayService:
 
     async def serve(self) -> None:
         # Cancels outlive the drain: what clients left behind must still be told to the ledger.
-        self._releasing = asyncio.create_task(self.front.releases.run())
+        self._releasing = asyncio.create_task(self.generation_service.releases.run())
         async with asyncio.TaskGroup() as tasks:
             loops = [self.link.run(), self._readiness.run(), self._batches.run()]
             files = [each for each in (self._keys_file, self._tls) if each is not None]
@@ -180,15 +182,15 @@ class GatewayService:
         self._readiness.drain()
         try:
             async with asyncio.timeout(self.drain_s * (1 - FAREWELL_SHARE)):
-                await self.front.drained()
+                await self.generation_service.drained()
         except TimeoutError:
-            self.front.close()
-            await self.front.drained()
+            self.generation_service.close()
+            await self.generation_service.drained()
 
     async def stop(self) -> None:
         """Works after a start that failed half-way, too."""
         self._readiness.is_draining = True
-        self.front.close()
+        self.generation_service.close()
         if self._grpc is not None:
             await self._grpc.stop(CLOSE_GRACE_S)
         await self._http.stop()
@@ -227,9 +229,9 @@ class GatewayService:
             return
         try:
             async with asyncio.timeout(CLOSE_GRACE_S):
-                await self.front.releases.settled()
+                await self.generation_service.releases.settled()
         except TimeoutError:
-            log.warning("releases.undelivered", count=len(self.front.releases))
+            log.warning("releases.undelivered", count=len(self.generation_service.releases))
         self._releasing.cancel()
         await asyncio.wait({self._releasing})
 

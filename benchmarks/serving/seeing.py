@@ -15,7 +15,7 @@ from benchmarks.core.bench_scheduler import Bench
 from benchmarks.recording import record
 from gateway.observe import metrics as gateway_meters
 from gateway.tenants import DEFAULT
-from gateway.values.generation_request import Ask, TextPrompt
+from gateway.values.generation_request import GenerationRequest, TextPrompt
 from gpu_worker.batch.plans import StepOutcome, StepResult, StepTimings
 from gpu_worker.service import metrics as worker_meters
 from kaiten.v1.common_pb2 import FinishReason
@@ -57,7 +57,7 @@ OVER = RequestOver(
     decode_ns=300_000_000,
     num_preemptions=0,
 )
-ASK = Ask(prompt=TextPrompt(text="x"), body_hash=b"")
+ASK = GenerationRequest(prompt=TextPrompt(text="x"), body_hash=b"")
 LENGTH = FinishReason.FINISH_REASON_LENGTH
 
 

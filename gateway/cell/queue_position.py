@@ -7,22 +7,22 @@ from kaiten.v1.ledger_pb2 import CellRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class QueuePosition:
     """Where a live request stands. `position` is None once it runs."""
 
     position: int | None = None
     reason: str = ""
 
 
-NOWHERE: Final = Place()
+NOWHERE: Final = QueuePosition()
 
 
-def place_of(record: CellRecord | None, sequence_id: int, tenant: str) -> Place:
+def queue_position_of(record: CellRecord | None, sequence_id: int, tenant: str) -> QueuePosition:
     """As of the leader's last word; None: it has not said any."""
     if record is None or sequence_id not in record.waiting_sequence_ids:
         return NOWHERE
     position = list(record.waiting_sequence_ids).index(sequence_id) + 1
-    return Place(position=position, reason=_reason(record, position, tenant))
+    return QueuePosition(position=position, reason=_reason(record, position, tenant))
 
 
 def _reason(record: CellRecord, position: int, tenant: str) -> str:

@@ -10,8 +10,8 @@ from gateway.requests.validation import TooMany
 from gateway.text.tools.flat import flat
 from gateway.values.generation_request import (
     NO_PARAMETERS,
-    Ask,
     ChatPrompt,
+    GenerationRequest,
     Message,
     Prompt,
     TextPrompt,
@@ -40,12 +40,12 @@ def ask_from_proto(
     timeout_s: float | None = None,
     grace_s: float = 1.0,
     traceparent: str = "",
-) -> Ask:
-    """A GenerateRequest as an Ask. InvalidRequest only when there is no input at all."""
+) -> GenerationRequest:
+    """A GenerateRequest as a request. InvalidRequest only when there is no input at all."""
     # Lists that are too long are refused before they are hashed.
     prompt, sampling = _prompt_from_proto(message), _bounded(message.sampling)
     stop = tuple(_few("stop", message.stop))
-    return Ask(
+    return GenerationRequest(
         prompt=prompt,
         body_hash=_hash(message),
         request_id=message.request_id,
@@ -105,16 +105,16 @@ def error_to_proto(error: KaitenError) -> pb.RequestError:
     return message
 
 
-def tokenize_from_proto(message: model_pb.TokenizeRequest) -> Ask:
+def tokenize_from_proto(message: model_pb.TokenizeRequest) -> GenerationRequest:
     if message.WhichOneof("input") == "conversation":
         prompt: Prompt = chat_from_proto(message.conversation)
     else:
         prompt = TextPrompt(text=message.text)
-    return Ask(prompt=prompt, body_hash=b"", model=message.model)
+    return GenerationRequest(prompt=prompt, body_hash=b"", model=message.model)
 
 
-def detokenize_from_proto(message: model_pb.DetokenizeRequest) -> Ask:
-    return Ask(
+def detokenize_from_proto(message: model_pb.DetokenizeRequest) -> GenerationRequest:
+    return GenerationRequest(
         prompt=TokenPrompt(token_ids=tuple(_few(TokenPrompt.field, message.token_ids, IDS_MAX))),
         body_hash=b"",
         model=message.model,
@@ -161,7 +161,7 @@ def _prompt_from_proto(message: pb.GenerateRequest) -> Prompt:
 
 
 def _parsing(message: pb.GenerateRequest) -> dict[str, Any]:
-    """The fields of an Ask that say how its output is read. InvalidRequest: they need that."""
+    """The fields of a request that say how its output is read. InvalidRequest: they need that."""
     conversation = message.conversation
     for name in ("tool_choice", "parallel_tool_calls"):
         if conversation.HasField(name) and not message.parse_output:

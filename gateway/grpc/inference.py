@@ -19,12 +19,12 @@ from gateway.grpc.convert import (
     tokenize_from_proto,
     write_event,
 )
+from gateway.requests.generation_service import GenerationService
 from gateway.requests.merge import interleaved
-from gateway.requests.service import Front
 from gateway.requests.stream import Finished, Generation
 from gateway.requests.validation import TooMany
 from gateway.tenants import AUTHORIZATION_CHARS_MAX, Keyring, Tenant
-from gateway.values.generation_request import Ask
+from gateway.values.generation_request import GenerationRequest
 from kaiten.v1 import inference_service_pb2 as pb
 from kaiten.v1 import inference_service_pb2_grpc as inference_grpc
 from kaiten.v1 import model_service_pb2 as model_pb
@@ -49,14 +49,14 @@ SERVICE_NAMES: Final = (
 class InferenceServicer(inference_grpc.InferenceServiceServicer):
     """See inference_service.proto, whose comments are the contract."""
 
-    def __init__(self, front: Front, keyring: Keyring, batch_max: int) -> None:
-        self._front = front
+    def __init__(self, service: GenerationService, keyring: Keyring, batch_max: int) -> None:
+        self._service = service
         self._keyring = keyring
         self._batch_max = batch_max
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:
         tenant = await _tenant(self._keyring, context)
-        generation = await self._front.generate(_ask(request, context), tenant)
+        generation = await self._service.generate(_generation_request(request, context), tenant)
         await self._follow(generation, request, context, pb.GenerateResponse)
 
     async def GenerateBatch(
@@ -87,8 +87,10 @@ class InferenceServicer(inference_grpc.InferenceServiceServicer):
         """Accepted, refused and ended on its own: an error is its last answer."""
         try:
             async with opening:
-                generation = await self._front.generate(_ask(request, context), tenant)
-            with self._front.following(generation, keep_running=request.keep_running):
+                generation = await self._service.generate(
+                    _generation_request(request, context), tenant
+                )
+            with self._service.following(generation, keep_running=request.keep_running):
                 async for events in generation:
                     answers = [pb.GenerateBatchResponse() for _ in events]
                     for answer, event in zip(answers, events, strict=True):
@@ -100,7 +102,7 @@ class InferenceServicer(inference_grpc.InferenceServiceServicer):
             yield [pb.GenerateBatchResponse(error=error_to_proto(error))]
 
     async def Attach(self, request: pb.AttachRequest, context: Context) -> None:
-        generation = await self._front.attach(
+        generation = await self._service.attach(
             request.request_id,
             await _tenant(self._keyring, context),
             request.positions,
@@ -117,7 +119,7 @@ class InferenceServicer(inference_grpc.InferenceServiceServicer):
         response_of: type[pb.GenerateResponse | pb.AttachResponse],
     ) -> None:
         with_ids = request.return_token_ids
-        with self._front.following(generation, keep_running=request.keep_running):
+        with self._service.following(generation, keep_running=request.keep_running):
             async for events in generation:
                 for event in events:
                     response = response_of()
@@ -127,64 +129,66 @@ class InferenceServicer(inference_grpc.InferenceServiceServicer):
 
     async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:
         tenant = await _tenant(self._keyring, context)
-        return pb.CancelResponse(was_live=await self._front.cancel(request.request_id, tenant))
+        return pb.CancelResponse(was_live=await self._service.cancel(request.request_id, tenant))
 
     async def GetRequest(
         self, request: pb.GetRequestRequest, context: Context
     ) -> pb.GetRequestResponse:
-        seen = await self._front.look(request.request_id, await _tenant(self._keyring, context))
-        if seen.done is None:
+        status = await self._service.status(
+            request.request_id, await _tenant(self._keyring, context)
+        )
+        if status.done is None:
             return pb.GetRequestResponse(
                 request_id=request.request_id,
                 state=pb.RequestState.REQUEST_STATE_LIVE,
-                queue_position=seen.place.position,
-                queue_reason=seen.place.reason,
+                queue_position=status.queue.position,
+                queue_reason=status.queue.reason,
             )
         return pb.GetRequestResponse(
             request_id=request.request_id,
             state=pb.RequestState.REQUEST_STATE_FINISHED,
-            choices=[finished_to_proto(end) for end in seen.ends],
-            done=seen.done,
+            choices=[finished_to_proto(end) for end in status.ends],
+            done=status.done,
         )
 
     async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainResponse:
         tenant = await _tenant(self._keyring, context)
-        choices = await self._front.explain(request.request_id, tenant, request.tenant)
-        trace_id = self._front.trace_id(request.request_id, tenant, request.tenant)
+        choices = await self._service.explain(request.request_id, tenant, request.tenant)
+        trace_id = self._service.trace_id(request.request_id, tenant, request.tenant)
         return pb.ExplainResponse(choices=choices, trace_id=trace_id)
 
 
 class ModelServicer(model_grpc.ModelServiceServicer):
     """See model_service.proto."""
 
-    def __init__(self, front: Front, keyring: Keyring) -> None:
-        self._front = front
+    def __init__(self, service: GenerationService, keyring: Keyring) -> None:
+        self._service = service
         self._keyring = keyring
 
     async def ListModels(
         self, request: model_pb.ListModelsRequest, context: Context
     ) -> model_pb.ListModelsResponse:
         await _tenant(self._keyring, context)
-        return model_pb.ListModelsResponse(models=[model_to_proto(self._front)])
+        return model_pb.ListModelsResponse(models=[model_to_proto(self._service)])
 
     async def Tokenize(
         self, request: model_pb.TokenizeRequest, context: Context
     ) -> model_pb.TokenizeResponse:
         tenant = await _tenant(self._keyring, context)
-        token_ids = await self._front.tokenize(tokenize_from_proto(request), tenant)
+        token_ids = await self._service.tokenize(tokenize_from_proto(request), tenant)
         return model_pb.TokenizeResponse(token_ids=token_ids)
 
     async def Detokenize(
         self, request: model_pb.DetokenizeRequest, context: Context
     ) -> model_pb.DetokenizeResponse:
         await _tenant(self._keyring, context)
-        text = await self._front.detokenize(detokenize_from_proto(request))
+        text = await self._service.detokenize(detokenize_from_proto(request))
         return model_pb.DetokenizeResponse(text=text)
 
 
-def model_to_proto(front: Front) -> model_pb.Model:
+def model_to_proto(service: GenerationService) -> model_pb.Model:
     """The served model as the gateway and the cell's workers know it."""
-    card, limits, watch = front.card, front.limits, front.readiness.watch
+    card, limits, watch = service.card, service.limits, service.readiness.watch
     defaults = card.defaults
     return model_pb.Model(
         name=card.name,
@@ -221,15 +225,17 @@ def late_phase(ends: list[Finished], done: DoneMessage | None) -> str:
     return "prefill" if done is not None and done.timings.prefill_us else "queue"
 
 
-def add_to(server: "grpc.aio.Server", front: Front, keyring: Keyring, *, batch_max: int) -> None:
+def add_to(
+    server: "grpc.aio.Server", service: GenerationService, keyring: Keyring, *, batch_max: int
+) -> None:
     """Register both services."""
     inference_grpc.add_InferenceServiceServicer_to_server(
-        InferenceServicer(front, keyring, batch_max), server
+        InferenceServicer(service, keyring, batch_max), server
     )
-    model_grpc.add_ModelServiceServicer_to_server(ModelServicer(front, keyring), server)
+    model_grpc.add_ModelServiceServicer_to_server(ModelServicer(service, keyring), server)
 
 
-def _ask(request: pb.GenerateRequest, context: Context) -> Ask:
+def _generation_request(request: pb.GenerateRequest, context: Context) -> GenerationRequest:
     """With the call's deadline, less a little: the client's own clock ends the call at the
     deadline, and then nobody could tell it where the time went."""
     left_s = context.time_remaining()

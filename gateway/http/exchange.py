@@ -25,7 +25,7 @@ EVENTS_TYPE: Final = "text/event-stream; charset=utf-8"
 log = structlog.get_logger()
 
 
-class Exchange:
+class HttpExchange:
     """A request's headers and the response being sent. At most one response is ever started."""
 
     def __init__(self, scope: Scope, send: Send) -> None:
@@ -144,7 +144,7 @@ class Exchange:
 
 
 async def answer(
-    work: Callable[[Exchange, JsonBody], Coroutine[Any, Any, None]],
+    work: Callable[[HttpExchange, JsonBody], Coroutine[Any, Any, None]],
     scope: Scope,
     receive: Receive,
     send: Send,
@@ -155,15 +155,15 @@ async def answer(
 
     Without `bodies` none is read. `hashed` is part of the body's identity."""
 
-    async def read_and_work(exchange: Exchange) -> None:
+    async def read_and_work(exchange: HttpExchange) -> None:
         body = JsonBody() if bodies is None else await bodies.read(scope, receive, hashed)
         exchange.body_digest = body.digest
         await until_gone(receive, work(exchange, body))
 
-    await telling(Exchange(scope, send), read_and_work)
+    await telling(HttpExchange(scope, send), read_and_work)
 
 
-async def telling(exchange: Exchange, work: Callable[[Exchange], Awaitable[None]]) -> None:
+async def telling(exchange: HttpExchange, work: Callable[[HttpExchange], Awaitable[None]]) -> None:
     """Whatever goes wrong is told in the right form."""
     try:
         await work(exchange)

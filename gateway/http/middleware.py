@@ -56,7 +56,7 @@ CORS: Final[dict[str, Any]] = {
 }
 
 
-class Gate:
+class GatewayMiddleware:
     """Puts `request_id` and `tenant` into the scope's state. Every answer carries the id, and every
     one that is an error `x-should-retry`: without it SDKs send again what can never succeed."""
 

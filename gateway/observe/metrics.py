@@ -16,7 +16,7 @@ from opentelemetry.metrics import Histogram, Meter
 
 from gateway.observe.tracing import Trace, refusal_code
 from gateway.tenants import Tenant
-from gateway.values.generation_request import Ask, ChatPrompt
+from gateway.values.generation_request import ChatPrompt, GenerationRequest
 from kaiten.v1.common_pb2 import FinishReason
 from service_kit import semconv
 from service_kit.errors import DeadlineExceeded, KaitenError
@@ -104,10 +104,10 @@ class Meters:
         )
 
     @contextmanager
-    def opening(self, ask: Ask, tenant: Tenant) -> Iterator[Visit]:
+    def opening(self, request: GenerationRequest, tenant: Tenant) -> Iterator[Visit]:
         """Count what happens inside: a request that is accepted, or refused with its code."""
         name = self._label(tenant) if self._with_tenants else ""
-        visit = Visit(tenant=name, is_chat=isinstance(ask.prompt, ChatPrompt))
+        visit = Visit(tenant=name, is_chat=isinstance(request.prompt, ChatPrompt))
         try:
             yield visit
         except BaseException as error:

@@ -10,7 +10,7 @@ import structlog
 from gateway.observe.metrics import Visit
 from gateway.observe.tracing import refusal_code
 from gateway.tenants import Tenant
-from gateway.values.generation_request import Ask
+from gateway.values.generation_request import GenerationRequest
 from kaiten.v1.inference_service_pb2 import Done as DoneMessage
 
 log = structlog.get_logger()
@@ -23,7 +23,7 @@ class RequestLog:
         self._is_on = is_on
 
     @contextmanager
-    def opening(self, ask: Ask, tenant: Tenant) -> Iterator[None]:
+    def opening(self, request: GenerationRequest, tenant: Tenant) -> Iterator[None]:
         """`request.refused` for what was never accepted, with the code that clients got."""
         try:
             yield
@@ -31,7 +31,7 @@ class RequestLog:
             if self._is_on:
                 log.info(
                     "request.refused",
-                    request_id=ask.request_id,
+                    request_id=request.request_id,
                     tenant=tenant.name,
                     code=refusal_code(error),
                 )

@@ -15,7 +15,7 @@ from typing import Final
 from opentelemetry.trace import SpanContext, SpanKind
 from opentelemetry.util.types import AttributeValue
 
-from gateway.values.generation_request import Ask, ChatPrompt
+from gateway.values.generation_request import ChatPrompt, GenerationRequest
 from kaiten.v1.common_pb2 import FinishReason, SamplingParams
 from kaiten.v1.inference_service_pb2 import Done
 from service_kit import semconv
@@ -68,11 +68,13 @@ class Trace:
         "submitted_ns",
     )
 
-    def __init__(self, ask: Ask, parent: SpanContext | None, context: SpanContext | None) -> None:
-        self.is_chat = isinstance(ask.prompt, ChatPrompt)
-        self.sampling, self.choice_count = ask.sampling, ask.n or 1
+    def __init__(
+        self, request: GenerationRequest, parent: SpanContext | None, context: SpanContext | None
+    ) -> None:
+        self.is_chat = isinstance(request.prompt, ChatPrompt)
+        self.sampling, self.choice_count = request.sampling, request.n or 1
         # Until it has one of its own.
-        self.request_id, self.ledger_id = ask.request_id, ""
+        self.request_id, self.ledger_id = request.request_id, ""
         # Whoever asked first has said which trace it belongs to.
         self.is_repeat = False
         self.parent = parent
@@ -121,11 +123,11 @@ class Tracing:
         return f"{self._clients.get(ledger_id) or trace_id_of(ledger_id):032x}"
 
     @contextmanager
-    def opening(self, ask: Ask) -> Iterator[Trace]:
+    def opening(self, request: GenerationRequest) -> Iterator[Trace]:
         """Until the request is accepted, or is not, be it that its client leaves: then this was all
         of it.
         """
-        trace = self._begin(ask)
+        trace = self._begin(request)
         try:
             yield trace
         except BaseException as error:
@@ -202,13 +204,13 @@ class Tracing:
             end_ns=end_ns,
         )
 
-    def _begin(self, ask: Ask) -> Trace:
+    def _begin(self, request: GenerationRequest) -> Trace:
         if self._spans is None:
-            return Trace(ask, None, None)
-        parent = context_of(ask.traceparent)
+            return Trace(request, None, None)
+        parent = context_of(request.traceparent)
         is_wanted = parent is None or parent.trace_flags.sampled
         is_sampled = is_wanted and self._limit.allows(time.monotonic_ns())
-        return Trace(ask, parent, minted(parent, is_sampled=is_sampled))
+        return Trace(request, parent, minted(parent, is_sampled=is_sampled))
 
     def _put_root(
         self, trace: Trace, outcome: str, attributes: Mapping[str, AttributeValue], *, error: str

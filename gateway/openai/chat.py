@@ -26,7 +26,7 @@ from gateway.openai.request_body import FAIL_FAST, Options, RequestBody
 from gateway.openai.usage import Count, Timing, Usage
 from gateway.requests.validation import Limits, check_option
 from gateway.text.tools.flat import Call
-from gateway.values.generation_request import Ask, ChatPrompt, Message
+from gateway.values.generation_request import ChatPrompt, GenerationRequest, Message
 from service_kit.errors import InvalidRequest
 
 ChatReason = Reason | Literal["tool_calls"]
@@ -232,7 +232,7 @@ class ChatBody(GenerationBody):
         own = {"sampling.logprobs": "top_logprobs", "sampling.max_tokens": limit}
         return {**super().aliases, **own}
 
-    def asks(self, limits: Limits, prompts_max: int) -> list[Ask]:
+    def requests(self, limits: Limits, prompts_max: int) -> list[GenerationRequest]:
         given = self.max_completion_tokens
         limit = self.max_tokens if given is None else given
         options: dict[str, Any] = {}
@@ -246,14 +246,14 @@ class ChatBody(GenerationBody):
         functions = [each.function for each in self.tools or ()]
         tools = tuple(map(tool_of, functions))
         must_call = chosen(tools, None if isinstance(choice, NamedChoice) else choice, name)
-        ask = self.ask(
+        request = self.request(
             replace(prompt, tools=() if choice == "none" else tools),
             limits,
             logprobs=self._logprobs(),
             max_tokens=limit,
         )
         is_single = self.parallel_tool_calls is False
-        return [replace(ask, is_read=True, must_call=must_call, is_single_call=is_single)]
+        return [replace(request, is_read=True, must_call=must_call, is_single_call=is_single)]
 
     @property
     def names_call(self) -> bool:

@@ -14,7 +14,7 @@ from gateway.openai.request_body import IdLists, Ids, Texts
 from gateway.openai.usage import Count, Timing, Usage
 from gateway.requests.validation import Limits, TooMany
 from gateway.text.detokenizer import Pieces, decode
-from gateway.values.generation_request import Ask, Prompt, TextPrompt, TokenPrompt
+from gateway.values.generation_request import GenerationRequest, Prompt, TextPrompt, TokenPrompt
 from service_kit.errors import InvalidRequest
 
 # Of a body that says no max_tokens, as OpenAI and vLLM have it: a base model never stops.
@@ -103,7 +103,7 @@ class CompletionBody(GenerationBody):
     best_of: int | None = None
     """Only what n is."""
 
-    def asks(self, limits: Limits, prompts_max: int) -> list[Ask]:
+    def requests(self, limits: Limits, prompts_max: int) -> list[GenerationRequest]:
         prompts = _prompts(self.prompt)
         if not prompts:
             raise InvalidRequest("prompt", "must not be empty")
@@ -115,8 +115,8 @@ class CompletionBody(GenerationBody):
         # A negative one stays, to be refused.
         is_more = echoed is not None and (asked is None or 0 <= asked < echoed)
         given = {"prompt_logprobs": echoed} if is_more else {}
-        asks = [self.ask(prompt, limits, **given) for prompt in prompts]
-        return [replace(ask, default_max_tokens=COMPLETION_TOKENS) for ask in asks]
+        requests = [self.request(prompt, limits, **given) for prompt in prompts]
+        return [replace(request, default_max_tokens=COMPLETION_TOKENS) for request in requests]
 
     def echoed(self, prompt: Prompt, pieces: Pieces) -> Echo:
         """The prompt's text, for whoever wants to see it again."""

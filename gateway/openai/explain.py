@@ -6,7 +6,7 @@ from typing import Final, Literal
 from msgspec import Struct
 from starlette.datastructures import QueryParams
 
-from gateway.http.exchange import Exchange
+from gateway.http.exchange import HttpExchange
 from gateway.openai.chat import CHAT
 from gateway.openai.completions import COMPLETION
 from gateway.openai.operation import LOOKS, Api, Operation, parameter
@@ -85,7 +85,7 @@ class Explained(Struct, kw_only=True):
     choices: list[ExplainedChoice]
 
 
-async def explain(api: Api, exchange: Exchange, _body: None) -> None:
+async def explain(api: Api, exchange: HttpExchange, _body: None) -> None:
     """While it lives, and of the last few thousand that ended."""
     public = exchange.path["id"]
     of = QueryParams(exchange.scope["query_string"]).get("tenant", "")
@@ -94,7 +94,7 @@ async def explain(api: Api, exchange: Exchange, _body: None) -> None:
         request_id = request_id.removeprefix(prefix)
     if not REQUEST_ID.fullmatch(request_id):
         raise InvalidRequest("id", f"must match {REQUEST_ID.pattern}")
-    choices = await api.front.explain(request_id, exchange.tenant, of)
+    choices = await api.generation_service.explain(request_id, exchange.tenant, of)
     await exchange.send_json(200, Explained(id=public, choices=[_choice(each) for each in choices]))
 
 

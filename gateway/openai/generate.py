@@ -5,12 +5,12 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Final
 
-from gateway.http.exchange import Exchange
+from gateway.http.exchange import HttpExchange
 from gateway.openai.generation_body import GenerationBody, StreamOptions
 from gateway.openai.operation import GENERATES, Api, Operation, parameter
 from gateway.openai.parts import Parts, Shown, head_of, send_stream
 from gateway.requests.validation import REQUEST_ID
-from gateway.values.generation_request import Ask
+from gateway.values.generation_request import GenerationRequest
 from service_kit.errors import InvalidRequest
 
 TRACEPARENT_CHARS_MAX: Final = 64
@@ -19,23 +19,29 @@ TIMEOUT_HEADER: Final = "x-request-timeout-s"
 TIMEOUT_S: Final = re.compile(r"[0-9]{1,7}(\.[0-9]{1,3})?", re.ASCII)
 
 
-async def generate(api: Api, exchange: Exchange, body: GenerationBody) -> None:
+async def generate(api: Api, exchange: HttpExchange, body: GenerationBody) -> None:
     """Submit one request per prompt, and tell what becomes of them as one answer."""
-    asks, form, generations = _asks(api, exchange, body), body.FORMAT, []
+    requests, form, generations = _requests(api, exchange, body), body.FORMAT, []
     with ExitStack() as stack:
-        for ask in asks:
+        for request in requests:
             with body.aliased():
-                generation = await api.front.generate(ask, exchange.tenant)
-            following = api.front.following(generation, keep_running=ask.keep_running)
+                generation = await api.generation_service.generate(request, exchange.tenant)
+            following = api.generation_service.following(
+                generation, keep_running=request.keep_running
+            )
             stack.enter_context(following)
             generations.append(generation)
         exchange.accepted()
-        head = head_of(form.id_prefix + generations[0].accepted.request_id, api.front.card.name)
-        echoes = [body.echoed(ask.prompt, api.front.card.pieces) for ask in asks]
+        head = head_of(
+            form.id_prefix + generations[0].accepted.request_id, api.generation_service.card.name
+        )
+        echoes = [
+            body.echoed(request.prompt, api.generation_service.card.pieces) for request in requests
+        ]
         options = body.stream_options or StreamOptions()
         shown = Shown(
-            logprobs=asks[0].sampling.HasField("logprobs"),
-            token_ids=asks[0].return_token_ids,
+            logprobs=requests[0].sampling.HasField("logprobs"),
+            token_ids=requests[0].return_token_ids,
             prompt_logprobs=body.prompt_logprobs,
             calls_as_end=not body.names_call,
         )
@@ -48,18 +54,18 @@ async def generate(api: Api, exchange: Exchange, body: GenerationBody) -> None:
             await exchange.send_json(200, form.reply(head, wholes, parts.ends()))
 
 
-def _asks(api: Api, exchange: Exchange, body: GenerationBody) -> list[Ask]:
+def _requests(api: Api, exchange: HttpExchange, body: GenerationBody) -> list[GenerationRequest]:
     """The body's, with what the headers say."""
-    asks = body.asks(api.front.limits, api.config.prompts_max)
-    if len(asks) > 1 and exchange.header("idempotency-key"):
+    requests = body.requests(api.generation_service.limits, api.config.prompts_max)
+    if len(requests) > 1 and exchange.header("idempotency-key"):
         raise InvalidRequest("Idempotency-Key", "works with a single prompt only")
-    return [with_headers(ask, exchange) for ask in asks]
+    return [with_headers(request, exchange) for request in requests]
 
 
-def with_headers(ask: Ask, exchange: Exchange) -> Ask:
-    """An Ask that was made of a body, with what the headers say."""
+def with_headers(request: GenerationRequest, exchange: HttpExchange) -> GenerationRequest:
+    """A request that was made of a body, with what the headers say."""
     return replace(
-        ask,
+        request,
         request_id=exchange.header("idempotency-key"),
         body_hash=exchange.body_digest,
         timeout_s=_timeout_s(exchange.header(TIMEOUT_HEADER)),

@@ -1,4 +1,4 @@
-"""What the bodies of generating endpoints take, and their way to an Ask.
+"""What the bodies of generating endpoints take, and their way to a request.
 
 A field that is called as in SamplingParams is sampled by; it needs no other line here.
 """
@@ -21,7 +21,7 @@ from gateway.requests import structured_outputs
 from gateway.requests.validation import Limits, sampling_from
 from gateway.tenants import PRIORITY_MAX
 from gateway.text.detokenizer import Pieces
-from gateway.values.generation_request import Ask, Prompt
+from gateway.values.generation_request import GenerationRequest, Prompt
 from kaiten.v1.common_pb2 import SamplingParams, StructuredOutputs
 from service_kit.errors import InvalidRequest
 
@@ -82,10 +82,10 @@ class SamplingBody(RequestBody):
     priority: int | None = None
     """As other servers have it: lower runs first. A tenant may have a bound of its own."""
 
-    def ask(self, prompt: Prompt, limits: Limits, **given: Any) -> Ask:
+    def request(self, prompt: Prompt, limits: Limits, **given: Any) -> GenerationRequest:
         """What all ask alike. `given`: sampling fields that they read in their ways."""
         sampling, wrong = sampling_from(self._sampling() | given, limits)
-        return Ask(
+        return GenerationRequest(
             prompt=prompt,
             body_hash=b"",
             model=self.model or "",
@@ -167,15 +167,15 @@ class GenerationBody(SamplingBody):
         return False
 
     @abstractmethod
-    def asks(self, limits: Limits, prompts_max: int) -> list[Ask]:
-        """One Ask per prompt."""
+    def requests(self, limits: Limits, prompts_max: int) -> list[GenerationRequest]:
+        """One GenerationRequest per prompt."""
 
-    def ask(self, prompt: Prompt, limits: Limits, **given: Any) -> Ask:
+    def request(self, prompt: Prompt, limits: Limits, **given: Any) -> GenerationRequest:
         if self.prompt_logprobs is not None and self.stream:
             rule = "is not told in streams; leave stream out, or take echo with logprobs"
             raise InvalidRequest("prompt_logprobs", rule)
         return replace(
-            super().ask(prompt, limits, **given),
+            super().request(prompt, limits, **given),
             n=self.n,
             return_token_ids=bool(self.return_token_ids),
         )

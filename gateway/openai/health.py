@@ -5,7 +5,7 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-from gateway.http.exchange import Exchange
+from gateway.http.exchange import HttpExchange
 from gateway.openai.operation import OPEN, Api, Operation
 
 NOT_YET: Final = {"retry-after": "1", "x-should-retry": "true"}
@@ -30,26 +30,26 @@ class Version(Struct):
     version: str
 
 
-async def health(_api: Api, exchange: Exchange, _body: None) -> None:
+async def health(_api: Api, exchange: HttpExchange, _body: None) -> None:
     """Alive: this loop turns. Whether requests can be served, /ready tells."""
     await exchange.send_json(200, Health())
 
 
-async def ready(api: Api, exchange: Exchange, _body: None) -> None:
-    problem = api.front.readiness.problem
+async def ready(api: Api, exchange: HttpExchange, _body: None) -> None:
+    problem = api.generation_service.readiness.problem
     if problem:
         await exchange.send_json(503, NotServing(reason=problem), NOT_YET)
     else:
         await exchange.send_json(200, Serving())
 
 
-async def metrics(api: Api, exchange: Exchange, _body: None) -> None:
+async def metrics(api: Api, exchange: HttpExchange, _body: None) -> None:
     """For Prometheus; takes a millisecond, which is why it needs no thread."""
     page = api.metrics.page(exchange.header("accept"))
     await exchange.send(200, page.body, page.content_type)
 
 
-async def get_version(_api: Api, exchange: Exchange, _body: None) -> None:
+async def get_version(_api: Api, exchange: HttpExchange, _body: None) -> None:
     await exchange.send_json(200, Version(version("kaiten")))
 
 

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, Protocol
 from msgspec import Struct
 from starlette.datastructures import QueryParams
 
-from gateway.http.exchange import Exchange
+from gateway.http.exchange import HttpExchange
 from gateway.openai.operation import parameter
 from ledger.batches.shelf import Page
 from service_kit.errors import InvalidRequest, NotFound
@@ -30,7 +30,7 @@ class Listing(Struct, kw_only=True):
     has_more: bool
 
 
-def asked_page(exchange: Exchange, *, most: int, default: int) -> Page:
+def asked_page(exchange: HttpExchange, *, most: int, default: int) -> Page:
     """InvalidRequest: there is none of such a size."""
     query = QueryParams(exchange.scope["query_string"])
     limit = query.get("limit", str(default))
@@ -56,7 +56,7 @@ def told_page(shown: Sequence[Named], *, has_more: bool) -> Any:
     return {"data": shown, "first_id": first, "last_id": last, "has_more": has_more}
 
 
-def page_of(found: Sequence[Named], exchange: Exchange, *, most: int, default: int) -> Any:
+def page_of(found: Sequence[Named], exchange: HttpExchange, *, most: int, default: int) -> Any:
     """The fields of a Listing, of what was found, the newest first."""
     limit, after, is_oldest_first = asked_page(exchange, most=most, default=default)
     items = list(found)

@@ -4,7 +4,7 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-from gateway.http.exchange import Exchange
+from gateway.http.exchange import HttpExchange
 from gateway.openai.operation import LOOKS, Api, Operation, parameter
 from gateway.openai.usage import Count
 from service_kit.errors import NotFound
@@ -23,22 +23,22 @@ class Models(Struct, kw_only=True):
     data: list[Model]
 
 
-async def list_models(api: Api, exchange: Exchange, _body: None) -> None:
+async def list_models(api: Api, exchange: HttpExchange, _body: None) -> None:
     """The model while it is served: scripts wait for this one rather than for /ready."""
     await exchange.send_json(200, Models(data=[_model(api)]))
 
 
-async def get_model(api: Api, exchange: Exchange, _body: None) -> None:
+async def get_model(api: Api, exchange: HttpExchange, _body: None) -> None:
     name = exchange.path["name"]
-    if name != api.front.card.name:
+    if name != api.generation_service.card.name:
         raise NotFound(f"model {name[:128]!r}")
     await exchange.send_json(200, _model(api))
 
 
 def _model(api: Api) -> Model:
-    api.front.readiness.check()
-    context = api.front.limits.context_tokens_max
-    return Model(id=api.front.card.name, created=api.started_s, max_model_len=context)
+    api.generation_service.readiness.check()
+    context = api.generation_service.limits.context_tokens_max
+    return Model(id=api.generation_service.card.name, created=api.started_s, max_model_len=context)
 
 
 NAME: Final = parameter("path", "name", "", "slashes in it are taken as they are")

@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from gateway.http.errors import Error
-from gateway.http.exchange import Exchange
+from gateway.http.exchange import HttpExchange
 from gateway.http.json_body import STRINGS_MAX
 from gateway.http.json_reply import to_json
 from gateway.http.middleware import OPEN_PATHS
@@ -269,13 +269,13 @@ def _roles(roles: frozenset[str]) -> list[str]:
     return sorted(roles - {"developer"} | read)
 
 
-async def openapi(api: Api, exchange: Exchange, _body: None) -> None:
+async def openapi(api: Api, exchange: HttpExchange, _body: None) -> None:
     """Made when it is asked for, and again only when a worker has changed the limits."""
-    limits, config = api.front.limits, api.config
+    limits, config = api.generation_service.limits, api.config
     if api.document is None or api.document[0] != limits:
         content = document(
             api.operations,
-            api.front.card.name,
+            api.generation_service.card.name,
             limits,
             config.prompts_max,
             refuses_unknown=config.unknown_fields == "refuse",

@@ -14,11 +14,11 @@ from starlette.types import Receive, Scope, Send
 from gateway.cell.ledger_session import LedgerLink
 from gateway.cell.operators import Operators
 from gateway.http.bodies import Bodies, BodyLimits
-from gateway.http.exchange import Exchange, answer, now_s, telling
+from gateway.http.exchange import HttpExchange, answer, now_s, telling
 from gateway.http.json_body import JsonBody
 from gateway.openai.logprobs import LogprobFormatter
 from gateway.openai.request_body import BodyParser, RequestBody
-from gateway.requests.service import Front
+from gateway.requests.generation_service import GenerationService
 from gateway.requests.validation import Limits
 from gateway.settings import GatewaySettings
 from service_kit.metrics import Metrics
@@ -35,7 +35,7 @@ class Api:
 
     def __init__(
         self,
-        front: Front,
+        service: GenerationService,
         link: LedgerLink,
         operators: Operators,
         config: GatewaySettings,
@@ -43,7 +43,7 @@ class Api:
         operations: Sequence["Operation"],
     ) -> None:
         self.operations = operations
-        self.front = front
+        self.generation_service = service
         self.link = link
         self.operators = operators
         # Bytes of files that are coming in, by tenant.
@@ -61,7 +61,7 @@ class Api:
             )
         )
         self.parser = BodyParser(refuses_unknown=config.unknown_fields == "refuse")
-        self.formatter = LogprobFormatter(front.card.pieces)
+        self.formatter = LogprobFormatter(service.card.pieces)
         self.started_s = now_s()
         # The OpenAPI document, and what it was made for.
         self.document: tuple[Limits, bytes] | None = None
@@ -77,7 +77,7 @@ class Operation:
     method: str
     path: str
     name: str
-    handler: Callable[[Api, Exchange, Any], Awaitable[None]]
+    handler: Callable[[Api, HttpExchange, Any], Awaitable[None]]
     failures: Sequence[int]
     replies: Sequence[type | str]
     parameters: Sequence[Mapping[str, Any]] = ()
@@ -88,7 +88,7 @@ class Operation:
     # The form of one that takes a file; its handler reads it as it comes in.
     upload: Mapping[str, Any] | None = None
     # Raises for who may not, before anything is said of their body.
-    guard: Callable[[Exchange], None] | None = None
+    guard: Callable[[HttpExchange], None] | None = None
 
 
 class PathApp:
@@ -102,7 +102,7 @@ class PathApp:
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
         operation, api = self._operations[method], self._api
 
-        async def work(exchange: Exchange, sent: JsonBody) -> None:
+        async def work(exchange: HttpExchange, sent: JsonBody) -> None:
             body = None
             if operation.guard is not None:
                 operation.guard(exchange)
@@ -110,11 +110,11 @@ class PathApp:
                 body, exchange.headers = api.parser.parse(operation.body, sent)
             await operation.handler(api, exchange, body)
 
-        async def take(exchange: Exchange) -> None:
+        async def take(exchange: HttpExchange) -> None:
             await operation.handler(api, exchange, receive)
 
         if operation.upload is not None:
-            await telling(Exchange(scope, send), take)
+            await telling(HttpExchange(scope, send), take)
         elif operation.body is None:
             await answer(work, scope, receive, send)
         else:

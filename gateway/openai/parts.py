@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from gateway.http.exchange import Exchange, now_s
+from gateway.http.exchange import HttpExchange, now_s
 from gateway.http.json_reply import DONE, to_event
 from gateway.openai.logprobs import LogprobFormatter, PromptLogprobs, TokenLogprob
 from gateway.openai.usage import Count, Timing, Usage, ends_of
@@ -240,7 +240,7 @@ class Format(NamedTuple):
 
 
 async def send_stream(
-    exchange: Exchange,
+    exchange: HttpExchange,
     form: Format,
     head: Fields,
     parts: Parts,

@@ -108,12 +108,12 @@ class RequestBody(BaseModel):
 
     @property
     def aliases(self) -> Mapping[str, str]:
-        """What this body calls the fields of an Ask, where it is not what most bodies call them."""
+        """What this body calls fields of a request, where most bodies call them otherwise."""
         return {}
 
     @contextmanager
     def aliased(self) -> Iterator[None]:
-        """Complaints about an Ask name the fields of the body that it was made of."""
+        """Complaints about a request name the fields of the body that it was made of."""
         try:
             yield
         except InvalidRequest as error:
@@ -122,7 +122,7 @@ class RequestBody(BaseModel):
             raise
 
     def named(self, field: str) -> str:
-        """What this body calls a field of an Ask."""
+        """What this body calls a field of a request."""
         return self.aliases.get(field, field)
 
 

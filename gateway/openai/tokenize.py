@@ -6,12 +6,12 @@ from typing import Annotated, Final
 
 from msgspec import Struct
 
-from gateway.http.exchange import Exchange
+from gateway.http.exchange import HttpExchange
 from gateway.openai.chat import ChatMessageBody, chat_prompt
 from gateway.openai.operation import READS, Api, Operation
 from gateway.openai.request_body import FAIL_FAST, Ids, Options, RequestBody
 from gateway.openai.usage import Count
-from gateway.values.generation_request import Ask, Prompt, TextPrompt, TokenPrompt
+from gateway.values.generation_request import GenerationRequest, Prompt, TextPrompt, TokenPrompt
 from service_kit.errors import InvalidRequest
 
 # Numbers written between two looks at the other requests: a few milliseconds.
@@ -28,7 +28,7 @@ class TokenizeBody(RequestBody):
     chat_template_kwargs: Options | None = None
     """Needs messages."""
 
-    def ask(self) -> Ask:
+    def request(self) -> GenerationRequest:
         if (self.prompt is None) == (self.messages is None):
             raise InvalidRequest("prompt", "give either prompt or messages")
         if self.messages is None and self.chat_template_kwargs:
@@ -36,7 +36,7 @@ class TokenizeBody(RequestBody):
         prompt: Prompt = TextPrompt(text=self.prompt or "")
         if self.messages is not None:
             prompt = chat_prompt(self.messages, self.chat_template_kwargs)
-        return Ask(prompt=prompt, body_hash=b"", model=self.model or "")
+        return GenerationRequest(prompt=prompt, body_hash=b"", model=self.model or "")
 
 
 class DetokenizeBody(RequestBody):
@@ -50,8 +50,8 @@ class DetokenizeBody(RequestBody):
     def aliases(self) -> Mapping[str, str]:
         return {"token_ids.ids": "tokens"}
 
-    def ask(self) -> Ask:
-        return Ask(
+    def request(self) -> GenerationRequest:
+        return GenerationRequest(
             prompt=TokenPrompt(token_ids=tuple(self.tokens)),
             body_hash=b"",
             model=self.model or "",
@@ -69,21 +69,21 @@ class Text(Struct):
     prompt: str
 
 
-async def tokenize(api: Api, exchange: Exchange, body: TokenizeBody) -> None:
+async def tokenize(api: Api, exchange: HttpExchange, body: TokenizeBody) -> None:
     """`Tokens`, written piece by piece: other requests have their turn after each."""
-    ids = await api.front.tokenize(body.ask(), exchange.tenant)
+    ids = await api.generation_service.tokenize(body.request(), exchange.tenant)
     pieces = []
     for start in range(0, len(ids), PIECE):
         pieces.append(",".join(map(str, ids[start : start + PIECE])))
         await asyncio.sleep(0)
-    context = api.front.limits.context_tokens_max
+    context = api.generation_service.limits.context_tokens_max
     head = f'{{"count":{len(ids)},"max_model_len":{context},"tokens":['
     await exchange.send(200, f"{head}{','.join(pieces)}]}}".encode())
 
 
-async def detokenize(api: Api, exchange: Exchange, body: DetokenizeBody) -> None:
+async def detokenize(api: Api, exchange: HttpExchange, body: DetokenizeBody) -> None:
     with body.aliased():
-        text = await api.front.detokenize(body.ask())
+        text = await api.generation_service.detokenize(body.request())
     await exchange.send_json(200, Text(text))
 
 

@@ -22,7 +22,7 @@ from gateway.text.tools.grammar import (
     schema,
 )
 from gateway.text.tools.parser import OutputParser, Speech
-from gateway.values.generation_request import Ask, ChatPrompt, Tool
+from gateway.values.generation_request import ChatPrompt, GenerationRequest, Tool
 from kaiten.v1.common_pb2 import SamplingParams
 from kaiten.v1.ledger_pb2 import OutputParsing, RenderOptions
 
@@ -76,77 +76,79 @@ def reading(card: ModelCard, render: RenderOptions, request_id: str) -> Reading 
     return Reading(speech=speech, request_id=request_id)
 
 
-def marks(ask: Ask, card: ModelCard, prompt_ids: Sequence[int]) -> RenderOptions:
+def marks(request: GenerationRequest, card: ModelCard, prompt_ids: Sequence[int]) -> RenderOptions:
     """The part of a request's RenderOptions that tells how to read its output."""
-    has_tools = isinstance(ask.prompt, ChatPrompt) and bool(ask.prompt.tools)
-    if not (ask.is_read or has_tools):
+    has_tools = isinstance(request.prompt, ChatPrompt) and bool(request.prompt.tools)
+    if not (request.is_read or has_tools):
         return RenderOptions()
     # What must keep to a language of the client's has no other part, whatever the template opened.
-    is_whole = ask.sampling.HasField("structured_outputs") and not ask.must_call
+    is_whole = request.sampling.HasField("structured_outputs") and not request.must_call
     return RenderOptions(
         shown_token_ids=_control_ids(card, has_tools=has_tools),
         begins_in_reasoning=not is_whole and ends_in_reasoning(card, prompt_ids),
-        parsing=_parsing(ask) if ask.is_read else None,
+        parsing=_parsing(request) if request.is_read else None,
     )
 
 
-def _parsing(ask: Ask) -> OutputParsing:
-    tools = ask.prompt.tools if isinstance(ask.prompt, ChatPrompt) else ()
+def _parsing(request: GenerationRequest) -> OutputParsing:
+    tools = request.prompt.tools if isinstance(request.prompt, ChatPrompt) else ()
     return OutputParsing(
         tool_names=[tool.name for tool in tools],
         # A grammar ends the output behind the call by itself.
-        is_single_call=ask.is_single_call and not is_held(ask),
-        must_call=bool(ask.must_call),
+        is_single_call=request.is_single_call and not is_held(request),
+        must_call=bool(request.must_call),
     )
 
 
-def constrained(ask: Ask, card: ModelCard, prompt_ids: Sequence[int] = ()) -> Ask:
-    """Where calls are held to their schemas, an Ask whose output has that grammar; without a
+def constrained(
+    request: GenerationRequest, card: ModelCard, prompt_ids: Sequence[int] = ()
+) -> GenerationRequest:
+    """Where calls are held to their schemas, a request whose output has that grammar; without a
     prompt, as if it left the reasoning to the output.
 
     InvalidRequest: it is too long.
     """
-    if not is_held(ask):
-        return ask
-    assert isinstance(ask.prompt, ChatPrompt)
+    if not is_held(request):
+        return request
+    assert isinstance(request.prompt, ChatPrompt)
     assert card.tool_format is not None
     added = card.tokenizer.get_added_tokens_decoder().items()
     token_ids = {token.content: token_id for token_id, token in added}
     # What must keep to a language of the client's has no reasoning.
-    answer = _answer(ask.sampling)
+    answer = _answer(request.sampling)
     calls = Calls(
         form=card.tool_format,
-        functions=list(_functions(ask, ask.prompt.tools)),
+        functions=list(_functions(request, request.prompt.tools)),
         token_of=token_ids.get,
-        is_single=ask.is_single_call or len(ask.must_call) == 1,
+        is_single=request.is_single_call or len(request.must_call) == 1,
         reasoning=None if answer else card.reasoning_format,
         begins_in_reasoning=ends_in_reasoning(card, prompt_ids),
     )
-    grammar = forced_calls(calls) if ask.must_call else free_calls(calls, answer)
+    grammar = forced_calls(calls) if request.must_call else free_calls(calls, answer)
     size_bytes = len(grammar.encode())
     if size_bytes > GRAMMAR_BYTES_MAX:
         raise TooMany("conversation.tools", GRAMMAR_BYTES_MAX, size_bytes, "bytes as a grammar")
     sampling = SamplingParams()
-    sampling.CopyFrom(ask.sampling)
+    sampling.CopyFrom(request.sampling)
     sampling.structured_outputs.Clear()
     sampling.structured_outputs.grammar = grammar
-    return replace(ask, sampling=sampling)
+    return replace(request, sampling=sampling)
 
 
-def is_held(ask: Ask) -> bool:
+def is_held(request: GenerationRequest) -> bool:
     """Whether a grammar holds its calls: they must be made, are strict, or stand beside an answer
     that has one."""
-    if not (ask.is_read and isinstance(ask.prompt, ChatPrompt) and ask.prompt.tools):
+    if not (request.is_read and isinstance(request.prompt, ChatPrompt) and request.prompt.tools):
         return False
-    is_strict = any(tool.is_strict for tool in ask.prompt.tools)
-    return bool(ask.must_call) or is_strict or ask.sampling.HasField("structured_outputs")
+    is_strict = any(tool.is_strict for tool in request.prompt.tools)
+    return bool(request.must_call) or is_strict or request.sampling.HasField("structured_outputs")
 
 
-def _functions(ask: Ask, tools: Sequence[Tool]) -> Iterator[Function]:
+def _functions(request: GenerationRequest, tools: Sequence[Tool]) -> Iterator[Function]:
     for tool in tools:
-        if not ask.must_call:
+        if not request.must_call:
             yield Function(tool.name, tool.parameters if tool.is_strict else ANY_OBJECT)
-        elif tool.name in ask.must_call:
+        elif tool.name in request.must_call:
             yield Function(tool.name, tool.parameters)
 
 

@@ -1,4 +1,4 @@
-"""A checked Ask as the ledger keeps it: what is said once its prompt's ids are known. Pure."""
+"""A checked request as the ledger keeps it: what is said once its prompt's ids are known. Pure."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ from gateway.requests.validation import (
 )
 from gateway.tenants import Tenant
 from gateway.text.model_card import SamplingDefaults
-from gateway.values.generation_request import Ask
+from gateway.values.generation_request import GenerationRequest
 from kaiten.v1.common_pb2 import SamplingParams, TokenSequence
 from kaiten.v1.ledger_pb2 import RenderOptions, SubmitRecord
 from kaiten.v1.worker_service_pb2 import RowSampling
@@ -36,7 +36,7 @@ class Model:
 
 
 def to_record(
-    ask: Ask,
+    request: GenerationRequest,
     prompt_ids: Sequence[int],
     *,
     limits: Limits,
@@ -45,32 +45,33 @@ def to_record(
     seed: int,
     grammar: str = "",
 ) -> SubmitRecord:
-    """The durable form of a checked Ask. `seed`: if the client gave none; `grammar`: compiled."""
+    """Its durable form. `seed`: if the client gave none; `grammar`: compiled."""
     room = limits.context_tokens_max - len(prompt_ids)
     if not prompt_ids:
-        raise InvalidRequest(ask.prompt.field, "must give at least one token")
+        raise InvalidRequest(request.prompt.field, "must give at least one token")
     if room < 1:
-        raise PromptTooLong(ask.prompt.field, limits.context_tokens_max - 1, len(prompt_ids))
-    explained = prompt_ids if ask.sampling.HasField("prompt_logprobs") else ()
-    _check_prompt_values(len(explained), ask.sampling.prompt_logprobs, limits)
-    timeout_ms = 0 if ask.timeout_s is None else max(1, math.ceil(ask.timeout_s * 1000))
+        raise PromptTooLong(request.prompt.field, limits.context_tokens_max - 1, len(prompt_ids))
+    explained = prompt_ids if request.sampling.HasField("prompt_logprobs") else ()
+    _check_prompt_values(len(explained), request.sampling.prompt_logprobs, limits)
+    timeout_ms = 0 if request.timeout_s is None else max(1, math.ceil(request.timeout_s * 1000))
     return SubmitRecord(
-        id=f"{tenant.name}:{ask.request_id}",
+        id=f"{tenant.name}:{request.request_id}",
         tenant=tenant.name,
         tenant_tokens_max=tenant.running_tokens_max or 0,
-        n=ask.n or 1,
+        n=request.n or 1,
         prompt_token_ids=prompt_ids,
-        sampling=_row_sampling(ask, room, limits, model, seed, grammar),
+        sampling=_row_sampling(request, room, limits, model, seed, grammar),
         timeout_ms=min(timeout_ms, UINT64_MAX),
         worker_wait_ms=math.ceil(limits.worker_wait_s * 1000),
-        traceparent=ask.traceparent,
-        priority=ask.priority,
+        traceparent=request.traceparent,
+        priority=request.priority,
         render=RenderOptions(
-            stop=ask.stop,
-            include_stop=ask.include_stop,
-            show_special_tokens=ask.show_special_tokens,
+            stop=request.stop,
+            include_stop=request.include_stop,
+            show_special_tokens=request.show_special_tokens,
             prompt_token_ids=explained,
-            hide_output=ask.sampling.HasField("max_tokens") and ask.sampling.max_tokens == 0,
+            hide_output=request.sampling.HasField("max_tokens")
+            and request.sampling.max_tokens == 0,
             keep_leading_space=bool(grammar),
         ),
     )
@@ -84,11 +85,11 @@ def _check_prompt_values(tokens: int, prompt_logprobs: int, limits: Limits) -> N
 
 
 def _row_sampling(
-    ask: Ask, room: int, limits: Limits, model: Model, seed: int, grammar: str
+    request: GenerationRequest, room: int, limits: Limits, model: Model, seed: int, grammar: str
 ) -> RowSampling:
     """What was asked for over the model's own defaults. A field of the same name is copied."""
-    asked = ask.sampling
-    max_tokens = min(room, ask.default_max_tokens or room)
+    asked = request.sampling
+    max_tokens = min(room, request.default_max_tokens or room)
     if asked.HasField("max_tokens"):
         max_tokens = asked.max_tokens
     if max_tokens > room:

@@ -1,4 +1,4 @@
-"""Judge what an Ask says of tools: those to be called, and the calls of earlier turns. Pure."""
+"""Judge what a request says of tools: those to be called, and the calls of earlier turns. Pure."""
 
 import re
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from gateway.requests import structured_outputs
 from gateway.requests.reading import is_held
 from gateway.requests.validation import Limits, TooMany
 from gateway.text.model_card import ModelCard
-from gateway.values.generation_request import Ask, ChatPrompt, Tool
+from gateway.values.generation_request import ChatPrompt, GenerationRequest, Tool
 from kaiten.v1.common_pb2 import FEATURE_STRUCTURED_OUTPUTS
 from service_kit.errors import InvalidRequest
 
@@ -24,9 +24,9 @@ MARKS: Final = ",[{"
 MARKS_MAX: Final = 1 << 18
 
 
-def check(ask: Ask) -> None:
+def check(request: GenerationRequest) -> None:
     """InvalidRequest names the first field that is wrong."""
-    prompt = ask.prompt
+    prompt = request.prompt
     if not isinstance(prompt, ChatPrompt):
         return
     _check_size(prompt)
@@ -38,33 +38,35 @@ def check(ask: Ask) -> None:
             _object(f"{field}.arguments", call.arguments)
 
 
-def check_model(ask: Ask, card: ModelCard, limits: Limits) -> None:
+def check_model(request: GenerationRequest, card: ModelCard, limits: Limits) -> None:
     """InvalidRequest: the model cannot be told of that, or nobody would understand its answer."""
-    prompt = ask.prompt
+    prompt = request.prompt
     if not isinstance(prompt, ChatPrompt):
         return
     if prompt.tools and not card.knows_tools:
         raise InvalidRequest("conversation.tools", "this model's chat template knows no tools")
-    if prompt.tools and ask.is_read and card.tool_format is None:
+    if prompt.tools and request.is_read and card.tool_format is None:
         rule = "how this model writes calls is not known; the gateway's --tool-format may say it"
         raise InvalidRequest("conversation.tools", rule)
-    if is_held(ask):
-        _check_held(ask, prompt, card, limits)
+    if is_held(request):
+        _check_held(request, prompt, card, limits)
     for index, message in enumerate(prompt.messages):
         if card.knows_tools and message.role == "tool" and not message.tool_call_id:
             raise InvalidRequest(f"{prompt.field}.{index}.tool_call_id", "must be given")
 
 
-def _check_held(ask: Ask, prompt: ChatPrompt, card: ModelCard, limits: Limits) -> None:
+def _check_held(
+    request: GenerationRequest, prompt: ChatPrompt, card: ModelCard, limits: Limits
+) -> None:
     """Their grammar must be one that somebody can keep to, beside all else that was asked."""
-    wanted, field = ask.sampling.structured_outputs, f"{PREFIX}.tool_choice"
-    has_own = ask.sampling.HasField("structured_outputs")
-    if not ask.must_call and not has_own:
+    wanted, field = request.sampling.structured_outputs, f"{PREFIX}.tool_choice"
+    has_own = request.sampling.HasField("structured_outputs")
+    if not request.must_call and not has_own:
         index = next(index for index, tool in enumerate(prompt.tools) if tool.is_strict)
         field = f"{PREFIX}.tools.{index}.strict"
     if FEATURE_STRUCTURED_OUTPUTS not in limits.features:
         raise InvalidRequest(field, "no worker of this cell can keep to a grammar")
-    if ask.must_call and has_own:
+    if request.must_call and has_own:
         raise InvalidRequest(field, "cannot force a call where the output has a grammar")
     if wanted.WhichOneof("constraint") == "grammar":
         rule = "must be no grammar beside tools; give tool_choice none, or another form"
@@ -77,7 +79,7 @@ def _check_held(ask: Ask, prompt: ChatPrompt, card: ModelCard, limits: Limits) -
     if wanted.WhichOneof("constraint") == "json":
         _json(structured_outputs.FIELD, wanted.json)
     for name in structured_outputs.EXCLUDED:
-        if getattr(ask.sampling, name):
+        if getattr(request.sampling, name):
             rule = f"must not be set: with {field.rpartition('.')[2]} the output ends by a grammar"
             raise InvalidRequest(f"sampling.{name}", rule)
 

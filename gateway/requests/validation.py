@@ -1,4 +1,4 @@
-"""Judge an Ask by every field that needs no tokenizer: a wrong request costs microseconds. Pure.
+"""Judge a request by every field that needs no tokenizer: a wrong request costs microseconds. Pure.
 
 Errors name the field, the rule and the limit.
 """
@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from gateway.requests import structured_outputs
 from gateway.tenants import PRIORITY_MAX
-from gateway.values.generation_request import Ask, ChatPrompt, TextPrompt, TokenPrompt
+from gateway.values.generation_request import ChatPrompt, GenerationRequest, TextPrompt, TokenPrompt
 from kaiten.v1.common_pb2 import (
     FEATURE_LOGITS_PROCESSORS,
     FEATURE_LOGPROBS,
@@ -136,22 +136,26 @@ class FarTooLong(PromptTooLong):
         self.args = (f"{field}: {self.rule}",)
 
 
-def check(ask: Ask, limits: Limits, model_name: str, *, priority_max: int = PRIORITY_MAX) -> None:
-    """Raise everything wrong with an Ask. No number in it makes this allocate anything."""
-    check_request_id(ask.request_id)
-    if ask.model not in ("", model_name):
-        raise NotFound(f"model {ask.model[:128]!r}")
+def check(
+    request: GenerationRequest, limits: Limits, model_name: str, *, priority_max: int = PRIORITY_MAX
+) -> None:
+    """Raise everything wrong with a request. No number in it makes this allocate anything."""
+    check_request_id(request.request_id)
+    if request.model not in ("", model_name):
+        raise NotFound(f"model {request.model[:128]!r}")
     wrong = _broken(
         (
-            partial(_integer, "n", ask.n, 1, limits.choices_max),
-            partial(_check_priority, ask.priority, priority_max),
+            partial(_integer, "n", request.n, 1, limits.choices_max),
+            partial(_check_priority, request.priority, priority_max),
         )
     )
-    if ask.sampling_wrong is None:
-        wrong += _broken(_sampling_rules(_values(ask.sampling), limits))
+    if request.sampling_wrong is None:
+        wrong += _broken(_sampling_rules(_values(request.sampling), limits))
     else:
-        wrong += ask.sampling_wrong
-    wrong += _broken((partial(_check_stops, ask.stop, limits), partial(_check_prompt, ask, limits)))
+        wrong += request.sampling_wrong
+    wrong += _broken(
+        (partial(_check_stops, request.stop, limits), partial(_check_prompt, request, limits))
+    )
     if len(wrong) > 1:
         raise SeveralInvalid(wrong)
     if wrong:
@@ -287,8 +291,8 @@ def _check_stops(stops: Sequence[str], limits: Limits) -> None:
         _encodable("stop", stop)
 
 
-def _check_prompt(ask: Ask, limits: Limits) -> None:
-    prompt = ask.prompt
+def _check_prompt(request: GenerationRequest, limits: Limits) -> None:
+    prompt = request.prompt
     if isinstance(prompt, TokenPrompt):
         if not prompt.token_ids:
             raise InvalidRequest(prompt.field, "must give at least one token")

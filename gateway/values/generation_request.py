@@ -1,4 +1,4 @@
-"""What a client asked for: both protocols become an Ask, and only an Ask is checked.
+"""What a client asked for: both protocols become a request, and only a request is checked.
 
 Values are as the client wrote them, right or wrong; `validation` judges them. `field` names where a
 value came from, in the words of the proto.
@@ -95,7 +95,7 @@ Prompt = TextPrompt | TokenPrompt | ChatPrompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class GenerationRequest:
     """One request. `body_hash` tells a repeat from another request under the same id."""
 
     prompt: Prompt
@@ -130,5 +130,5 @@ class Ask:
     traceparent: str = ""
     # When its first byte was here, by `perf_counter_ns`; 0: not known.
     arrived_ns: int = field(default=0, compare=False)
-    # Kept with the request for `Front.note`.
+    # Kept with the request for `GenerationService.note`.
     note: bytes = b""

@@ -1,6 +1,6 @@
 """The worker's words: what a plan asks for and what a step answers. Values only.
 
-`wire.plan_from_proto` gives a plan its shape; whether it fits the batch is for `draft` to say.
+`wire.plan_from_proto` gives a plan its shape; whether it fits the batch is for `plan_validation`.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,7 @@
 """Protobuf to the worker's words and back, and nothing else.
 
-`*_from_proto` is where a message's shape is checked; whether a plan fits the batch is for `draft`.
+`*_from_proto` is where a message's shape is checked; `plan_validation` says
+whether a plan fits the batch.
 """
 
 from collections.abc import Sequence

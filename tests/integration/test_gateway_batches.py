@@ -75,7 +75,7 @@ async def test_leaving_a_batch_cancels_all_of_it(stack: Stack) -> None:
             break
     call.cancel()
     await until(lambda: len(stack.scheduler.cancels) == 3, "three cancels")
-    await until(lambda: not stack.gateway.service.front._active, "nobody followed")
+    await until(lambda: not stack.gateway.service.generation_service._active, "nobody followed")
     await until(lambda: stack.scheduler.live_count == 1, "three ends")
 
 
@@ -121,7 +121,7 @@ async def test_a_deadline_names_the_phase_before_the_clients_own_clock_ends_the_
         await until(lambda: stack.scheduler.is_parked, "a scheduler that stands still")
     if phase == "prefill":
         stack.scheduler.cell.running = 1
-        watch = stack.gateway.service.front.readiness.watch
+        watch = stack.gateway.service.generation_service.readiness.watch
         await until(lambda: bool(watch.record and watch.record.running), "a running request")
     request = pb.GenerateRequest(text="x", sampling=SamplingParams(ignore_eos=True))
     with pytest.raises(grpc.aio.AioRpcError) as caught:

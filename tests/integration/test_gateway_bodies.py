@@ -200,9 +200,9 @@ async def test_control_tokens_in_a_chat_leave_the_loop_free(
     template = "{% for m in messages %}{{ m.content }}{% endfor %}"
     folder = write_model_folder(tmp_path / "model", config=config, chat_template=template)
     async with running_stack(folder, redis_url, cell) as stack:
-        front = stack.gateway.service.front
+        service = stack.gateway.service.generation_service
         stack.scheduler.cell.model.context_tokens_max = 100_000
-        await until(lambda: front.limits.context_tokens_max == 100_000, "the larger context")
+        await until(lambda: service.limits.context_tokens_max == 100_000, "the larger context")
         card = stack.gateway.card
         special = card.special_texts[0]
         content = f"{special}a" * 20_000
@@ -248,12 +248,12 @@ async def watch_loop(gaps_s: list[float]) -> None:
 
 
 async def test_the_document_is_made_once(stack: Stack, http: httpx.AsyncClient) -> None:
-    front = stack.gateway.service.front
+    service = stack.gateway.service.generation_service
     first = (await http.get("/openapi.json")).content
     with patch("gateway.openai.openapi.document", side_effect=AssertionError("made again")):
         assert (await http.get("/openapi.json")).content == first
     stack.scheduler.cell.model.context_tokens_max = 100
-    await until(lambda: front.limits.context_tokens_max == 100, "another context")
+    await until(lambda: service.limits.context_tokens_max == 100, "another context")
     assert (await http.get("/openapi.json")).content != first
 
 
@@ -263,9 +263,9 @@ async def test_far_too_many_tokens_are_not_all_made(
     """A token per byte takes some 200 bytes of memory each, and no context holds them."""
     folder = write_model_folder(tmp_path / "model", config={"max_position_embeddings": 8192})
     async with running_stack(folder, redis_url, cell) as stack:
-        front = stack.gateway.service.front
+        service = stack.gateway.service.generation_service
         stack.scheduler.cell.model.context_tokens_max = 8192
-        await until(lambda: front.limits.context_tokens_max == 8192, "the larger context")
+        await until(lambda: service.limits.context_tokens_max == 8192, "the larger context")
         process = psutil.Process()
         rss_bytes = process.memory_info().rss
         async with httpx.AsyncClient(base_url=stack.gateway.http_url, timeout=60) as client:

@@ -134,7 +134,7 @@ async def test_a_hundred_visitors_leave_every_place_free(
 ) -> None:
     """Connect, read a token, leave: afterwards as many streams fit as before."""
     async with running_stack(tmp_path / "model", redis_url, cell, streams_max=8) as stack:
-        front = stack.gateway.service.front
+        service = stack.gateway.service.generation_service
         endless = SamplingParams(ignore_eos=True)
 
         async def visit() -> None:
@@ -148,7 +148,7 @@ async def test_a_hundred_visitors_leave_every_place_free(
 
         for _ in range(25):
             await asyncio.gather(*(visit() for _ in range(4)))
-            await until(lambda: not front._active, "nobody followed")
+            await until(lambda: not service._active, "nobody followed")
         stack.scheduler.is_open.clear()
         calls = [
             stack.gateway.inference.Generate(pb.GenerateRequest(text="x"), timeout=300)

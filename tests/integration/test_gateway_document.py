@@ -58,7 +58,7 @@ async def test_the_document_has_the_routes_of_the_app_and_no_others(
     config = GatewaySettings(model=tmp_path)
     metrics = Metrics("routes", is_scraped=False)
     gateway = stack.gateway.service
-    parts = gateway.front, gateway.link, gateway._operators
+    parts = gateway.generation_service, gateway.link, gateway._operators
     try:
         served = {
             (route.path.replace(":path}", "}"), method.lower())

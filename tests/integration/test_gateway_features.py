@@ -83,7 +83,7 @@ async def test_it_is_refused_by_field_until_a_worker_can(
     plain = await stack.generate(text="x", sampling=SamplingParams(max_tokens=2))
     assert plain[-1].HasField("done")
     stack.scheduler.cell.model.capabilities.features.append(feature)
-    front = stack.gateway.service.front
-    await until(lambda: feature in front.limits.features, "the cell's description")
+    service = stack.gateway.service.generation_service
+    await until(lambda: feature in service.limits.features, "the cell's description")
     await stack.generate(text="x", sampling=params)
     assert len(stack.scheduler.submits) == 2

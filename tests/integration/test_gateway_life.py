@@ -58,7 +58,7 @@ async def test_readiness_follows_the_cell(tmp_path: Path, redis_url: str, cell: 
     async with running_stack(
         tmp_path / "model", redis_url, cell, leader_quiet_s_max=1.0, stalled_ms_max=100
     ) as stack:
-        readiness = stack.gateway.service.front.readiness
+        readiness = stack.gateway.service.generation_service.readiness
         record = stack.scheduler.cell
         await until(lambda: readiness.problem == "", "readiness")
         for service in ("", "kaiten.v1.InferenceService", "kaiten.v1.ModelService"):
@@ -109,7 +109,7 @@ async def test_a_gateway_before_its_cell_says_so_and_recovers(
         ledger = gateway.service.link.ledger
         vocab_size = gateway.card.vocab_size
         async with ScriptedScheduler(ledger, vocab_size=vocab_size):
-            watch = gateway.service.front.readiness.watch
+            watch = gateway.service.generation_service.readiness.watch
             await until(lambda: watch.worker is not None, "the cell's record")
             sampling = SamplingParams(max_tokens=3)
             request = pb.GenerateRequest(text="x", sampling=sampling)
@@ -128,7 +128,7 @@ async def test_who_accepts_without_workers_is_ready_once_somebody_leads(
         ) as gateway,
         httpx.AsyncClient(base_url=gateway.http_url, timeout=WAIT_S) as http,
     ):
-        readiness = gateway.service.front.readiness
+        readiness = gateway.service.generation_service.readiness
         body = {"input": "x", "max_output_tokens": 1, "background": True}
         await until(lambda: "no scheduler has led" in readiness.problem, "no leader")
         assert (await http.post("/v1/responses", json=body)).status_code == 503
@@ -174,7 +174,7 @@ async def test_models_are_listed_exactly_while_they_are_served(
         ) as gateway,
         httpx.AsyncClient(base_url=gateway.http_url, timeout=WAIT_S) as http,
     ):
-        readiness = gateway.service.front.readiness
+        readiness = gateway.service.generation_service.readiness
 
         async def becomes(reason: str) -> None:
             await until(lambda: reason in readiness.problem, reason)
@@ -224,7 +224,7 @@ async def test_models_name_the_limits(tmp_path: Path, redis_url: str, cell: str)
     )
     async with running_stack(folder, redis_url, cell) as stack:
         stack.scheduler.cell.model.context_tokens_max = 100
-        limits = stack.gateway.service.front
+        limits = stack.gateway.service.generation_service
         await until(lambda: limits.limits.context_tokens_max == 100, "the cell's limit")
         reply = await stack.gateway.models.ListModels(model_pb.ListModelsRequest())
         [model] = reply.models
@@ -266,7 +266,9 @@ async def test_drain_lets_streams_end_and_refuses_new_ones(
         events = aiter(call)
         first = await anext(events)
         draining = asyncio.create_task(stack.gateway.service.drain())
-        await until(lambda: stack.gateway.service.front.readiness.is_draining, "draining")
+        await until(
+            lambda: stack.gateway.service.generation_service.readiness.is_draining, "draining"
+        )
         await health_becomes(stack.gateway.channel, "", NOT_SERVING)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stack.generate(text="y")

@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 from gateway.openai.batches import driver
 from gateway.openai.batches.operations import WINDOW_S
 from gateway.openai.batches.window import Window
-from gateway.requests.service import Front
+from gateway.requests.generation_service import GenerationService
 from gateway.requests.stream import Generation
 from gateway.tenants import PRIORITY_MAX
 from tests.support.gateway_stack import WAIT_S, Stack, running_stack, until
@@ -65,7 +65,9 @@ async def test_lines_begin_one_after_the_other_unless_the_ledger_is_slow(
 ) -> None:
     monkeypatch.setattr(driver, "OPENING_S", opening_s)
     openings, state = Openings(), dict[str, Any]()
-    monkeypatch.setattr(Front, "generate", openings.counting(Front.generate))
+    monkeypatch.setattr(
+        GenerationService, "generate", openings.counting(GenerationService.generate)
+    )
     # Two that are refused before they are accepted, and one that is none.
     lines = [line(1, priority=-5), line(2, stop="x" * 1000), "{", line(3, stream=True)]
     path = await begun(http, lines + [line(number) for number in range(10, 10 + LINES)])

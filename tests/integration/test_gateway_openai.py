@@ -182,8 +182,8 @@ async def test_models_and_pages(stack: Stack, http: httpx.AsyncClient) -> None:
     for path in ("/health", "/livez"):
         assert (await http.get(path)).json() == {"status": "ok"}
     assert "version" in (await http.get("/version")).json()
-    front = stack.gateway.service.front
-    await until(lambda: front.readiness.problem == "", "readiness")
+    service = stack.gateway.service.generation_service
+    await until(lambda: service.readiness.problem == "", "readiness")
     for path in ("/ready", "/readyz"):
         assert (await http.get(path)).json() == {"status": "serving"}
 

@@ -28,8 +28,8 @@ async def test_clients_that_never_read_cost_tokens_only(
     folder = write_model_folder(tmp_path / "model", config=LONG)
     async with running_stack(folder, redis_url, cell, tokens_per_step=50) as stack:
         stack.scheduler.cell.model.context_tokens_max = 4096
-        front = stack.gateway.service.front
-        await until(lambda: front.limits.context_tokens_max == 4096, "the larger context")
+        service = stack.gateway.service.generation_service
+        await until(lambda: service.limits.context_tokens_max == 4096, "the larger context")
         rss_bytes = psutil.Process().memory_info().rss
         sampling = SamplingParams(max_tokens=2000, ignore_eos=True)
         calls: list[Any] = []
@@ -125,8 +125,8 @@ async def test_the_ids_of_a_huge_text_are_told_and_health_stays_quick(
     folder = write_model_folder(tmp_path / "model", config={"max_position_embeddings": 100_000})
     async with running_stack(folder, redis_url, cell) as stack:
         stack.scheduler.cell.model.context_tokens_max = 100_000
-        front = stack.gateway.service.front
-        await until(lambda: front.limits.context_tokens_max == 100_000, "the larger context")
+        service = stack.gateway.service.generation_service
+        await until(lambda: service.limits.context_tokens_max == 100_000, "the larger context")
         dearest_s: list[float] = []
         async with httpx.AsyncClient(base_url=stack.gateway.http_url, timeout=60) as http:
             # The goal is 100 ms; the clients of this test are on the same loop.
@@ -169,7 +169,7 @@ async def test_many_connect_read_one_disconnect_cycles_leave_nothing(
     tmp_path: Path, redis_url: str, cell: str
 ) -> None:
     async with running_stack(tmp_path / "model", redis_url, cell) as stack:
-        front = stack.gateway.service.front
+        service = stack.gateway.service.generation_service
 
         async def cycle() -> None:
             for _ in range(10):
@@ -184,8 +184,8 @@ async def test_many_connect_read_one_disconnect_cycles_leave_nothing(
 
         await asyncio.gather(*(cycle() for _ in range(20)))
         await until(lambda: stack.scheduler.live_count == 0, "an idle scheduler")
-        await asyncio.wait_for(front.drained(), 60)
-        await asyncio.wait_for(front.releases.settled(), 60)
+        await asyncio.wait_for(service.drained(), 60)
+        await asyncio.wait_for(service.releases.settled(), 60)
         load = await stack.ledger.load()
         assert (load.choices, load.prompt_tokens) == (0, 0)
         assert stack.gateway.service.link.follower.sequence_count == 0
@@ -200,8 +200,8 @@ async def test_tokenizing_in_a_thread_gives_the_same_ids(
     text = ("hello wörld 😀 " * size)[:size]
     async with running_stack(folder, redis_url, cell) as stack:
         stack.scheduler.cell.model.context_tokens_max = 10**6
-        front = stack.gateway.service.front
-        await until(lambda: front.limits.context_tokens_max == 10**6, "the larger context")
+        service = stack.gateway.service.generation_service
+        await until(lambda: service.limits.context_tokens_max == 10**6, "the larger context")
         stack.says("x")
         await stack.generate(text=text)
         card: ModelCard = stack.gateway.card

@@ -93,7 +93,9 @@ async def test_overload_is_asked_again(stack: Stack) -> None:
     stack.scheduler.is_open.clear()
     async with default_client(stack) as (client, sent):
         first = asyncio.create_task(client.completions.create(model=MODEL, prompt="x"))
-        await until(lambda: stack.gateway.service.front._active != {}, "the first is live")
+        await until(
+            lambda: stack.gateway.service.generation_service._active != {}, "the first is live"
+        )
         # More tries than it is shipped with: the first one's place may take a moment to be free.
         patient = client.with_options(max_retries=50)
         second = asyncio.create_task(patient.completions.create(model=MODEL, prompt="y"))
@@ -127,10 +129,12 @@ async def test_every_answer_that_is_an_error_says_whether_to_ask_again(
         assert told == (status, "false"), (method, path, reply.text)
     assert "x-should-retry" not in (await http.get("/v1/models")).headers
     stack.scheduler.cell.workers_ready = 0
-    await until(lambda: stack.gateway.service.front.readiness.problem != "", "not ready")
+    await until(
+        lambda: stack.gateway.service.generation_service.readiness.problem != "", "not ready"
+    )
     reply = await http.get("/ready")
     assert (reply.status_code, reply.headers["x-should-retry"]) == (503, "true")
-    stack.gateway.service.front.readiness.drain()
+    stack.gateway.service.generation_service.readiness.drain()
     reply = await http.post("/v1/completions", json=body)
     assert (reply.status_code, reply.headers["x-should-retry"]) == (503, "true")
 

@@ -115,7 +115,7 @@ class Recorder:
 
 def methods_of(service: GatewayService) -> dict[str, Any]:
     server: Any = Recorder()
-    inference.add_to(server, service.front, service._keyring, batch_max=1)
+    inference.add_to(server, service.generation_service, service._keyring, batch_max=1)
     OperatorServicer(service._operators, service._keyring).add_to(server)
     add_health(server)
     add_reflection(server, inference.SERVICE_NAMES)

@@ -120,7 +120,7 @@ async def test_a_live_request_tells_its_place_in_the_queue(
     stack.scheduler.cell.running = 3
     (entry,) = await stack.scheduler.ledger.inbox_all()
     stack.scheduler.cell.waiting_sequence_ids.extend([77, entry.sequence_id])
-    watch = stack.gateway.service.front.readiness.watch
+    watch = stack.gateway.service.generation_service.readiness.watch
     await until(lambda: bool(watch.record and watch.record.waiting_sequence_ids), "the queue")
     seen = await stack.gateway.inference.GetRequest(pb.GetRequestRequest(request_id="q"))
     assert seen.state == pb.RequestState.REQUEST_STATE_LIVE

@@ -199,15 +199,15 @@ async def test_a_tenant_over_its_bound_is_refused_and_others_are_not(stack: Stac
         "tenant": "alice",
     }
     # A long prompt is refused by a look at the store, before its text is touched.
-    front = stack.gateway.service.front
-    tokenized = front._prompter.token_ids
+    service = stack.gateway.service.generation_service
+    tokenized = service._prompter.token_ids
     asked: list[object] = []
 
     async def spy(prompt: Any, tenant: str, context_tokens: int) -> Any:
         asked.append(prompt)
         return await tokenized(prompt, tenant, context_tokens)
 
-    front._prompter.token_ids = spy  # type: ignore[method-assign]
+    service._prompter.token_ids = spy  # type: ignore[method-assign]
     async with http_of(stack, "alice-key") as http:
         reply = await http.post("/v1/completions", json={"prompt": "long " * 1000})
         assert (reply.status_code, reply.json()["error"]["code"]) == (429, "overloaded")

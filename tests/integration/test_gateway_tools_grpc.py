@@ -82,7 +82,7 @@ async def test_grpc_clients_get_the_same_calls(
             running_gateway(tmp_path / family, redis_url, cell) as other,
             AsyncClient(f"127.0.0.1:{other.service.grpc_port}") as elsewhere,
         ):
-            await until(lambda: not other.service.front.readiness.problem, "readiness")
+            await until(lambda: not other.service.generation_service.readiness.problem, "readiness")
             asked: Any = {"messages": TURNS, "tools": GRPC_TOOLS, "request_id": "mine"}
             told = await client.complete(**asked)
             (choice,) = told.choices

@@ -90,7 +90,7 @@ async def test_a_stream_of_items_goes_on_after_any_event_at_another_gateway(
         ]
         whole: Any = events[-1]
         async with running_gateway(tmp_path / "qwen3", redis_url, cell) as other:
-            await until(lambda: not other.service.front.readiness.problem, "readiness")
+            await until(lambda: not other.service.generation_service.readiness.problem, "readiness")
             assert await other.openai.responses.retrieve(whole.response.id) == whole.response
             for index in range(0, len(events), 5):
                 after = events[index].sequence_number

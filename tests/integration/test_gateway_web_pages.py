@@ -163,7 +163,7 @@ class TestAllowed:
         assert {"x-request-id", "x-should-retry", "retry-after-ms"} <= set(exposed.split(", "))
 
     async def test_it_can_read_its_errors(self, stack: Stack, http: httpx.AsyncClient) -> None:
-        stack.gateway.service.front.readiness.drain()
+        stack.gateway.service.generation_service.readiness.drain()
         for given, status in ((JSON, 503), ({"content-type": "text/plain"}, 415)):
             headers = given | {"origin": PAGE}
             reply = await http.post("/v1/completions", content=BODY, headers=headers)

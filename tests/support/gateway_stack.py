@@ -39,7 +39,7 @@ class RunningGateway:
 
     @property
     def card(self) -> ModelCard:
-        return self.service.front.card
+        return self.service.generation_service.card
 
     @property
     def inference(self) -> Any:
@@ -158,7 +158,7 @@ async def running_stack(
                 features=features,
             )
             async with scheduler:
-                readiness = gateway.service.front.readiness
+                readiness = gateway.service.generation_service.readiness
                 await until(lambda: not readiness.problem, "readiness")
                 yield Stack(gateway, scheduler, ledger)
     finally:

@@ -94,10 +94,10 @@ def dealt(items: list[Item], file_of: Callable[[Item], str], processes: int) -> 
     found = [file for file in files.values() if file]
     ordered: list[Item] = []
     for at in range(processes):
-        front = list(chain.from_iterable(found[at::processes]))
+        service = list(chain.from_iterable(found[at::processes]))
         # As xdist shares out what is left among the processes that are left.
         length = (len(items) - len(ordered)) // (processes - at)
-        count = max(0, length - len(front))
-        ordered += [*front, *others[:count]]
+        count = max(0, length - len(service))
+        ordered += [*service, *others[:count]]
         del others[:count]
     return [*ordered, *others]

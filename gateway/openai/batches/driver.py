@@ -67,7 +67,7 @@ class BatchDriver:
     def __init__(self, api: Api, keyring: Keyring) -> None:
         self._api = api
         self._keyring = keyring
-        self._window = Window(api.front.readiness)
+        self._window = Window(api.generation_service.readiness)
         # One file at a time.
         self._counting = asyncio.Lock()
         self._who = secrets.token_hex(8)
@@ -83,7 +83,7 @@ class BatchDriver:
         """For as long as the gateway lives; once it drains, batches are for others to drive."""
         try:
             while True:
-                if self._api.front.readiness.is_draining:
+                if self._api.generation_service.readiness.is_draining:
                     await self._let_go()
                 else:
                     await self._look()
@@ -359,7 +359,9 @@ class BatchRun:
         for number in range(1, last + 1):
             if number not in done:
                 with suppress(NotFound):
-                    await self._api.front.cancel(self._request_id(number), self._tenant)
+                    await self._api.generation_service.cancel(
+                        self._request_id(number), self._tenant
+                    )
 
     async def _write_down(self, batch: StoredBatch) -> None:
         """The answers in the order of their lines become two files; then it is over."""

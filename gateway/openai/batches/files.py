@@ -12,7 +12,7 @@ from msgspec import Struct
 from starlette.datastructures import QueryParams
 from starlette.types import Receive
 
-from gateway.http.exchange import Exchange
+from gateway.http.exchange import HttpExchange
 from gateway.openai.batches.upload import Upload, new_file_id
 from gateway.openai.listing import Listing, asked_page, ids_of_page, listed, told_page
 from gateway.openai.operation import LOOKS, READS, Api, Operation, parameter
@@ -50,7 +50,7 @@ class DeletedFile(Struct, kw_only=True):
     deleted: bool = True
 
 
-async def upload_file(api: Api, exchange: Exchange, receive: Receive) -> None:
+async def upload_file(api: Api, exchange: HttpExchange, receive: Receive) -> None:
     """Pieces go to the store as they come; only a whole file is one."""
     upload = Upload(
         exchange.scope,
@@ -148,7 +148,7 @@ def _ttl_s(upload: Upload) -> int | None:
     return int(seconds)
 
 
-async def list_files(api: Api, exchange: Exchange, _body: None) -> None:
+async def list_files(api: Api, exchange: HttpExchange, _body: None) -> None:
     files, tenant = api.link.ledger.files, exchange.tenant.name
     purpose = QueryParams(exchange.scope["query_string"]).get("purpose", "")
     asked = asked_page(exchange, most=FILES_MAX, default=FILES_MAX)
@@ -157,23 +157,23 @@ async def list_files(api: Api, exchange: Exchange, _body: None) -> None:
     await exchange.send_json(200, FileList(**told_page(shown, has_more=has_more)))
 
 
-async def get_file(api: Api, exchange: Exchange, _body: None) -> None:
+async def get_file(api: Api, exchange: HttpExchange, _body: None) -> None:
     await exchange.send_json(200, told(await _found(api, exchange)))
 
 
-async def get_content(api: Api, exchange: Exchange, _body: None) -> None:
+async def get_content(api: Api, exchange: HttpExchange, _body: None) -> None:
     stored, tenant = await _found(api, exchange), exchange.tenant.name
     pieces = api.link.ledger.files.read(tenant, stored)
     await exchange.send_stream(JSONL, stored.size_bytes, pieces)
 
 
-async def delete_file(api: Api, exchange: Exchange, _body: None) -> None:
+async def delete_file(api: Api, exchange: HttpExchange, _body: None) -> None:
     stored = await _found(api, exchange)
     await api.link.ledger.files.drop(exchange.tenant.name, stored.id, stored.chunks)
     await exchange.send_json(200, DeletedFile(id=stored.id))
 
 
-async def _found(api: Api, exchange: Exchange) -> StoredFile:
+async def _found(api: Api, exchange: HttpExchange) -> StoredFile:
     id = exchange.path["id"]
     if not FILE_ID.fullmatch(id):
         raise InvalidRequest("id", f"must match {FILE_ID.pattern}")

@@ -10,7 +10,7 @@ from msgspec import Struct
 from starlette.types import Message
 
 from gateway.http import errors
-from gateway.http.exchange import Exchange
+from gateway.http.exchange import HttpExchange
 from gateway.http.json_body import JsonBody
 from gateway.openai import chat, completions
 from gateway.openai.generate import TIMEOUT_HEADER
@@ -71,7 +71,7 @@ def line_of(raw: bytes, *, endpoint: str, bytes_max: int) -> Line:
     return line
 
 
-class LineExchange(Exchange):
+class LineExchange(HttpExchange):
     """The exchange of a line: what it is answered is kept, and nobody is there to go away.
 
     `left_s`: what it has, however long the gateway gives who is live.

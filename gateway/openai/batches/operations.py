@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta, Struct
 from pydantic import Field
 
-from gateway.http.exchange import Exchange
+from gateway.http.exchange import HttpExchange
 from gateway.openai.batches.files import FILE_ID, PURPOSE
 from gateway.openai.batches.lines import ENDPOINTS
 from gateway.openai.listing import Listing, asked_page, ids_of_page, listed, told_page
@@ -103,7 +103,7 @@ class BatchList(Listing, kw_only=True):
     data: list[Batch]
 
 
-async def create_batch(api: Api, exchange: Exchange, body: BatchBody) -> None:
+async def create_batch(api: Api, exchange: HttpExchange, body: BatchBody) -> None:
     tenant, ledger = exchange.tenant.name, api.link.ledger
     check_metadata(body.metadata)
     name = BatchName(tenant, _new_id(exchange.header(KEY_HEADER)))
@@ -142,11 +142,11 @@ def _new_id(key: str) -> str:
     return f"batch_{digest}"
 
 
-async def get_batch(api: Api, exchange: Exchange, _body: None) -> None:
+async def get_batch(api: Api, exchange: HttpExchange, _body: None) -> None:
     await exchange.send_json(200, told(await api.link.ledger.batches.find(_name(exchange))))
 
 
-async def cancel_batch(api: Api, exchange: Exchange, _body: None) -> None:
+async def cancel_batch(api: Api, exchange: HttpExchange, _body: None) -> None:
     """What is answered so far stays. One that is over is told as it is."""
     name, batches = _name(exchange), api.link.ledger.batches
     of = tuple(state for state in LIVE if state != "finalizing")
@@ -154,7 +154,7 @@ async def cancel_batch(api: Api, exchange: Exchange, _body: None) -> None:
     await exchange.send_json(200, told(await batches.find(name)))
 
 
-async def list_batches(api: Api, exchange: Exchange, _body: None) -> None:
+async def list_batches(api: Api, exchange: HttpExchange, _body: None) -> None:
     batches, tenant = api.link.ledger.batches, exchange.tenant.name
     asked = asked_page(exchange, most=BATCHES_MAX, default=BATCHES)
     ids, has_more = await ids_of_page(partial(batches.page, tenant), asked)
@@ -162,7 +162,7 @@ async def list_batches(api: Api, exchange: Exchange, _body: None) -> None:
     await exchange.send_json(200, BatchList(**told_page(shown, has_more=has_more)))
 
 
-def _name(exchange: Exchange) -> BatchName:
+def _name(exchange: HttpExchange) -> BatchName:
     id = exchange.path["id"]
     if not BATCH_ID.fullmatch(id):
         raise InvalidRequest("id", f"must match {BATCH_ID.pattern}")

@@ -1,11 +1,11 @@
 """Who may use what is for operators, over HTTP."""
 
 from gateway.http.errors import HttpError
-from gateway.http.exchange import Exchange
+from gateway.http.exchange import HttpExchange
 from service_kit.errors import Forbidden
 
 
-def check_operator(exchange: Exchange) -> None:
+def check_operator(exchange: HttpExchange) -> None:
     """Forbidden says what it takes. Pages of other sites can make a browser ask without reading:
     each would hold a stream.
     """

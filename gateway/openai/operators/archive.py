@@ -8,7 +8,7 @@ from typing import Final
 from msgspec import UNSET, Struct, UnsetType
 from starlette.datastructures import QueryParams
 
-from gateway.http.exchange import Exchange
+from gateway.http.exchange import HttpExchange
 from gateway.openai.operation import LOOKS, Api, Operation, parameter
 from gateway.openai.operators.access import check_operator
 from gateway.openai.usage import Count
@@ -145,7 +145,7 @@ class Entries(Struct, kw_only=True):
     has_more: bool
 
 
-async def read_archive(api: Api, exchange: Exchange, _body: None) -> None:
+async def read_archive(api: Api, exchange: HttpExchange, _body: None) -> None:
     """Oldest first, as many records as are asked for."""
     check_operator(exchange)
     query = QueryParams(exchange.scope["query_string"])

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final, Literal
 from msgspec import Struct
 from pydantic import Field
 
-from gateway.http.exchange import Exchange
+from gateway.http.exchange import HttpExchange
 from gateway.openai.operation import READS, Api, Operation
 from gateway.openai.operators.access import check_operator
 from gateway.openai.operators.watch import LiveSteps, configured_of, steps_of
@@ -64,7 +64,7 @@ class Rehearsal(Struct, kw_only=True):
     steps: LiveSteps
 
 
-async def rehearse(api: Api, exchange: Exchange, body: RehearsalBody) -> None:
+async def rehearse(api: Api, exchange: HttpExchange, body: RehearsalBody) -> None:
     """Nothing is computed, and nothing of the cell changes."""
     told = await api.operators.rehearse(body.asked())
     found = Rehearsal(configured=configured_of(told.configured), steps=steps_of(told.steps))

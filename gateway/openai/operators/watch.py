@@ -11,7 +11,7 @@ from msgspec import UNSET, Struct, UnsetType
 from starlette.datastructures import QueryParams
 
 from gateway.cell.operators import Told
-from gateway.http.exchange import Exchange
+from gateway.http.exchange import HttpExchange
 from gateway.http.json_reply import DONE, to_event
 from gateway.openai.operation import LOOKS, Api, Operation, parameter
 from gateway.openai.operators.access import check_operator
@@ -209,7 +209,7 @@ class LiveCore(Struct, kw_only=True, omit_defaults=True):
     rows: list[LiveRows] = []
 
 
-async def watch(api: Api, exchange: Exchange, _body: None) -> None:
+async def watch(api: Api, exchange: HttpExchange, _body: None) -> None:
     """For as long as it is read. Who reads slowly is told less often: nothing is kept for them."""
     check_operator(exchange)
     asked = QueryParams(exchange.scope["query_string"])

@@ -9,7 +9,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
-from gateway.http.exchange import Exchange
+from gateway.http.exchange import HttpExchange
 from gateway.openai.operation import OPEN, Api, Operation
 
 HTML: Final = "text/html; charset=utf-8"
@@ -43,7 +43,7 @@ class Page:
         found = re.findall(rf"<{tag}>(.*?)</{tag}>".encode(), self.raw, re.DOTALL)
         return " ".join(f"'sha256-{b64encode(sha256(each).digest()).decode()}'" for each in found)
 
-    async def __call__(self, _api: Api, exchange: Exchange, _body: None) -> None:
+    async def __call__(self, _api: Api, exchange: HttpExchange, _body: None) -> None:
         await exchange.send(200, self.raw, HTML, self.headers)
 
 

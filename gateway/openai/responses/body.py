@@ -28,7 +28,7 @@ from gateway.openai.responses.reply import (
     ToolReply,
 )
 from gateway.requests.validation import Limits, check_option
-from gateway.values.generation_request import Ask, ChatPrompt, Message, ToolCall
+from gateway.values.generation_request import ChatPrompt, GenerationRequest, Message, ToolCall
 from service_kit.errors import InvalidRequest
 
 TOLD_AGAIN: Final = ("user", "safety_identifier", "prompt_cache_key")
@@ -341,7 +341,7 @@ class ResponseBody(SamplingBody):
             item.added_to(turns)
         return turns
 
-    def response_ask(self, turns: Sequence[Message], limits: Limits) -> Ask:
+    def response_request(self, turns: Sequence[Message], limits: Limits) -> GenerationRequest:
         """`turns`: all of them, but for the instructions."""
         self._check()
         options: dict[str, Any] = {}
@@ -361,7 +361,7 @@ class ResponseBody(SamplingBody):
         )
         logprobs = (self.top_logprobs or 0) if self.with_logprobs else None
         return replace(
-            self.ask(prompt, limits, logprobs=logprobs, max_tokens=self.max_output_tokens),
+            self.request(prompt, limits, logprobs=logprobs, max_tokens=self.max_output_tokens),
             is_read=True,
             must_call=chosen(
                 tools, None if isinstance(choice, ResponseNamedChoice) else choice, name

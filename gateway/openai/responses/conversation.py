@@ -42,12 +42,12 @@ async def fitted(
     """Those that leave room for the output, if the body wants it so."""
     if body.truncation != "auto":
         return turns
-    front = api.front
-    room = front.limits.context_tokens_max - (body.max_output_tokens or 1)
+    service = api.generation_service
+    room = service.limits.context_tokens_max - (body.max_output_tokens or 1)
 
     async def fits(kept: Sequence[Message]) -> bool:
         try:
-            ids = await front.tokenize(body.response_ask(kept, front.limits), tenant)
+            ids = await service.tokenize(body.response_request(kept, service.limits), tenant)
         except PromptTooLong:
             return False
         return len(ids) <= room
@@ -89,8 +89,8 @@ async def _earlier(api: Api, tenant: Tenant, public: str | None) -> Sequence[Mes
     request_id_of(public, field)
     try:
         stored = await StoredResponse.find(api, tenant, public)
-        seen = await api.front.look(stored.request_id, tenant)
-        if seen.done is None:
+        status = await api.generation_service.status(stored.request_id, tenant)
+        if status.done is None:
             raise InvalidRequest(field, f"names {public!r}, which has not ended yet")
         before = await stored.whole()
     except NotFound as error:
@@ -138,8 +138,8 @@ def _origins(id: str) -> Iterator[str]:
 async def _output(api: Api, tenant: Tenant, request_id: str) -> Sequence[OutputItem]:
     try:
         stored = await StoredResponse.find(api, tenant, ID_PREFIX + request_id)
-        seen = await api.front.look(request_id, tenant)
-        return (await stored.whole()).output if seen.done is not None else ()
+        status = await api.generation_service.status(request_id, tenant)
+        return (await stored.whole()).output if status.done is not None else ()
     except NotFound:
         return ()
 

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, NamedTuple, Protocol, get_args
 
 from msgspec import Struct
 
-from gateway.http.exchange import Exchange
+from gateway.http.exchange import HttpExchange
 from gateway.http.json_reply import to_json
 from gateway.openai.chat import ChatTokenLogprob, token_logprobs
 from gateway.openai.parts import Part, Parts
@@ -171,7 +171,7 @@ class Stream(Protocol):
 
 
 async def send_response_stream(
-    exchange: Exchange,
+    exchange: HttpExchange,
     stream: Stream,
     parts: Parts,
     finish: Callable[[Finished, Told | None], Awaitable[Response]],
@@ -191,7 +191,7 @@ async def send_response_stream(
     await exchange.end_events(b"")
 
 
-async def _send(exchange: Exchange, events: Iterable[Event], resumed: Resumed) -> None:
+async def _send(exchange: HttpExchange, events: Iterable[Event], resumed: Resumed) -> None:
     raw = b"".join(_to_event(each) for each in events if each.sequence_number > resumed.after)
     if raw:
         await exchange.send_events(raw)

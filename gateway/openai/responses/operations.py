@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 from starlette.datastructures import QueryParams
 
-from gateway.http.exchange import Exchange, now_s
+from gateway.http.exchange import HttpExchange, now_s
 from gateway.openai.generate import HEADERS, with_headers
 from gateway.openai.listing import NUMBER, listed, page_of
 from gateway.openai.operation import GENERATES, LOOKS, READS, Api, Operation, parameter
@@ -55,19 +55,19 @@ ITEMS: Final = 20
 ITEMS_MAX: Final = 100
 
 
-async def create_response(api: Api, exchange: Exchange, body: ResponseBody) -> None:
+async def create_response(api: Api, exchange: HttpExchange, body: ResponseBody) -> None:
     """Submit it, and answer as it wants: at once, whole, or event by event."""
-    front, tenant = api.front, exchange.tenant
+    service, tenant = api.generation_service, exchange.tenant
     with body.aliased():
         turns = await conversation(api, tenant, body)
-        asked = body.response_ask(await fitted(api, tenant, body, turns), front.limits)
-        note = note_of(body, turns, now_s(), front.card.defaults)
+        asked = body.response_request(await fitted(api, tenant, body, turns), service.limits)
+        note = note_of(body, turns, now_s(), service.card.defaults)
         kept = await packed(note) if body.is_stored else b""
         goes_on = bool(body.background) or exchange.keeps_running
-        ask = replace(with_headers(asked, exchange), keep_running=goes_on, note=kept)
-        generation = await front.generate(ask, tenant)
+        request = replace(with_headers(asked, exchange), keep_running=goes_on, note=kept)
+        generation = await service.generate(request, tenant)
     exchange.accepted()
-    with front.following(generation, keep_running=ask.keep_running):
+    with service.following(generation, keep_running=request.keep_running):
         public = ID_PREFIX + generation.accepted.request_id
         stored = StoredResponse.of(api, tenant, public, note)
         if generation.visit is not None and generation.visit.is_repeat and kept:
@@ -80,43 +80,45 @@ async def create_response(api: Api, exchange: Exchange, body: ResponseBody) -> N
             await exchange.send_json(200, await stored.collected(generation))
 
 
-async def count_input_tokens(api: Api, exchange: Exchange, body: ResponseBody) -> None:
+async def count_input_tokens(api: Api, exchange: HttpExchange, body: ResponseBody) -> None:
     """How many tokens the prompt of such a response has. Nothing is computed."""
     tenant = exchange.tenant
     with body.aliased():
         turns = await fitted(api, tenant, body, await conversation(api, tenant, body))
-        ids = await api.front.tokenize(body.response_ask(turns, api.front.limits), tenant)
+        ids = await api.generation_service.tokenize(
+            body.response_request(turns, api.generation_service.limits), tenant
+        )
     await exchange.send_json(200, InputTokens(input_tokens=len(ids)))
 
 
-async def get_response(api: Api, exchange: Exchange, _body: None) -> None:
+async def get_response(api: Api, exchange: HttpExchange, _body: None) -> None:
     """Its state, all of it, or its stream."""
-    tenant, front = exchange.tenant, api.front
+    tenant, service = exchange.tenant, api.generation_service
     stored = await StoredResponse.find(api, tenant, exchange.path["id"])
     query = QueryParams(exchange.scope["query_string"])
     resumed = _resumed(query.get("starting_after", ""))
     if query.get("stream", "") in ("true", "1"):
-        is_whole = is_read(front.card, stored.note.tool_names)
+        is_whole = is_read(service.card, stored.note.tool_names)
         start = 0 if is_whole else resumed.position
-        generation = await front.attach(stored.request_id, tenant, [start])
+        generation = await service.attach(stored.request_id, tenant, [start])
         # Somebody who only looks does not end what others wait for.
-        with front.following(generation, keep_running=True):
+        with service.following(generation, keep_running=True):
             await _stream(exchange, stored, generation, resumed)
         return
-    seen, begun = await front.look(stored.request_id, tenant), stored.begun
-    if seen.done is not None:
+    status, begun = await service.status(stored.request_id, tenant), stored.begun
+    if status.done is not None:
         await exchange.send_json(200, await stored.whole())
-    elif seen.place.position is not None:
-        place = QueuePlace(seen.place.position, seen.place.reason)
+    elif status.queue.position is not None:
+        place = QueuePlace(status.queue.position, status.queue.reason)
         await exchange.send_json(200, msgspec.structs.replace(begun, status="queued", queue=place))
     else:
         await exchange.send_json(200, begun)
 
 
-async def cancel_response(api: Api, exchange: Exchange, _body: None) -> None:
+async def cancel_response(api: Api, exchange: HttpExchange, _body: None) -> None:
     """The response as it ended, then or before."""
     stored = await StoredResponse.find(api, exchange.tenant, exchange.path["id"])
-    await api.front.cancel(stored.request_id, exchange.tenant)
+    await api.generation_service.cancel(stored.request_id, exchange.tenant)
     try:
         async with asyncio.timeout(CANCEL_S):
             response = await stored.whole()
@@ -126,14 +128,14 @@ async def cancel_response(api: Api, exchange: Exchange, _body: None) -> None:
     await exchange.send_json(200, response)
 
 
-async def delete_response(api: Api, exchange: Exchange, _body: None) -> None:
+async def delete_response(api: Api, exchange: HttpExchange, _body: None) -> None:
     """Nobody finds it any more, its conversation and its text are gone."""
     stored = await StoredResponse.find(api, exchange.tenant, exchange.path["id"])
-    await api.front.forget(stored.request_id, exchange.tenant)
+    await api.generation_service.forget(stored.request_id, exchange.tenant)
     await exchange.send_json(200, DeletedResponse(id=stored.begun.id))
 
 
-async def list_input_items(api: Api, exchange: Exchange, _body: None) -> None:
+async def list_input_items(api: Api, exchange: HttpExchange, _body: None) -> None:
     """What it was asked, with the conversation before it; the newest first."""
     public = exchange.path["id"]
     stored = await StoredResponse.find(api, exchange.tenant, public)
@@ -145,7 +147,7 @@ async def list_input_items(api: Api, exchange: Exchange, _body: None) -> None:
 
 
 async def _stream(
-    exchange: Exchange, stored: StoredResponse, generation: Generation, resumed: Resumed
+    exchange: HttpExchange, stored: StoredResponse, generation: Generation, resumed: Resumed
 ) -> None:
     parts = stored.parts(generation)
 

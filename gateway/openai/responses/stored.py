@@ -56,14 +56,14 @@ class StoredResponse:
 
     @classmethod
     def of(cls, api: Api, tenant: Tenant, public: str, note: Note) -> Self:
-        asked = msgspec.structs.asdict(note.asked) | {"model": api.front.card.name}
+        asked = msgspec.structs.asdict(note.asked) | {"model": api.generation_service.card.name}
         return cls(api, tenant, note, Response(**asked, id=public, status="in_progress"))
 
     @classmethod
     async def find(cls, api: Api, tenant: Tenant, public: str) -> Self:
         """NotFound: no such response, or it was not to be stored, or it is not kept any more."""
         try:
-            note = await unpacked(await api.front.note(request_id_of(public), tenant))
+            note = await unpacked(await api.generation_service.note(request_id_of(public), tenant))
         except NotFound as error:
             why = f"{error.why}; with store: false none is"
             raise NotFound(f"response {public!r}", why) from None
@@ -75,8 +75,8 @@ class StoredResponse:
 
     async def whole(self) -> Response:
         """At its end."""
-        generation = await self.api.front.attach(self.request_id, self.tenant)
-        with self.api.front.following(generation, keep_running=True):
+        generation = await self.api.generation_service.attach(self.request_id, self.tenant)
+        with self.api.generation_service.following(generation, keep_running=True):
             return await self.collected(generation)
 
     async def collected(self, generation: Generation) -> Response:

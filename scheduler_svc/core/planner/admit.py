@@ -2,9 +2,9 @@
 
 from scheduler_svc.core.kv import Hits
 from scheduler_svc.core.outcome import Why
-from scheduler_svc.core.planner.draft import Admission, Draft
 from scheduler_svc.core.planner.give_way import newest_flex
 from scheduler_svc.core.planner.place import admission_view, could_start_elsewhere, place
+from scheduler_svc.core.planner.plan_builder import Admission, PlanBuilder
 from scheduler_svc.core.requests import Sequence
 from scheduler_svc.core.types import BlockId
 
@@ -12,63 +12,63 @@ from scheduler_svc.core.types import BlockId
 _MENDED = (Why.NO_SLOT, Why.BLOCKS, Why.MARGIN, Why.WORST_CASE, Why.RESERVED)
 
 
-def admit(draft: Draft) -> None:
+def admit(builder: PlanBuilder) -> None:
     """One after the other, until somebody may not. Nobody joins in a plan that preempts."""
-    if draft.preempted:
-        draft.pass_over("admit", Why.PREEMPTED)
+    if builder.preempted:
+        builder.pass_over("admit", Why.PREEMPTED)
         return
-    while (admission := choose(draft)) is not None:
-        draft.admit(admission)
+    while (admission := choose(builder)) is not None:
+        builder.admit(admission)
 
 
-def choose(draft: Draft) -> Admission | None:
+def choose(builder: PlanBuilder) -> Admission | None:
     """Who joins next, or None. A question.
 
     The first whose turn it is, or nobody: who needs many blocks is not overtaken by those who need
     few. But one that may not be preempted, and waits for another such to end, is passed over.
     """
-    for sequence in place(draft):
-        admission, why = _try(draft, sequence)
+    for sequence in place(builder):
+        admission, why = _try(builder, sequence)
         if why is None:
             return admission
-        draft.pass_over("admit", why, sequence.sequence_id)
+        builder.pass_over("admit", why, sequence.sequence_id)
         if why is not Why.RESERVED:
             return None
     return None
 
 
-def _try(draft: Draft, sequence: Sequence) -> tuple[Admission, Why | None]:
+def _try(builder: PlanBuilder, sequence: Sequence) -> tuple[Admission, Why | None]:
     """Blocks of those that are retiring are taken only where that helps: unasked, they are
     committed. And flex sequences leave only where nothing else does.
     """
-    worker, kv = draft.worker, draft.worker.kv
+    worker, kv = builder.worker, builder.worker.kv
     hits = kv.lookup(sequence.kv, sequence.max_cached_tokens)
     freed = set[BlockId]()
     why: Why | None = Why.NO_SLOT
     if worker.slots_free:
-        why = _why_not(draft, sequence, hits, freed)
+        why = _why_not(builder, sequence, hits, freed)
         if why is not None and (freed := kv.freed_by(one.kv for one in worker.retiring.values())):
-            why = _why_not(draft, sequence, hits, freed)
+            why = _why_not(builder, sequence, hits, freed)
     leaving: tuple[Sequence, ...] = ()
-    if why in _MENDED and (leaving := _in_the_way(draft, sequence, hits)):
+    if why in _MENDED and (leaving := _in_the_way(builder, sequence, hits)):
         why = None
     return Admission(sequence, hits, bool(freed or leaving), leaving), why
 
 
-def _in_the_way(draft: Draft, sequence: Sequence, hits: Hits) -> tuple[Sequence, ...]:
+def _in_the_way(builder: PlanBuilder, sequence: Sequence, hits: Hits) -> tuple[Sequence, ...]:
     """The fewest flex sequences without whom it may start; nobody: that would not help, or there is
     no need.
     """
-    worker, joined = draft.worker, {join.sequence_id for join in draft.joins}
+    worker, joined = builder.worker, {join.sequence_id for join in builder.joins}
     flex = [one for one in newest_flex(worker) if one.sequence_id not in joined]
-    if sequence.is_flex or not flex or could_start_elsewhere(draft, sequence):
+    if sequence.is_flex or not flex or could_start_elsewhere(builder, sequence):
         return ()
     retiring = [retired.kv for retired in worker.retiring.values()]
 
     def why_not(count: int) -> Why | None:
         leaving = tuple(flex[:count])
         freed = worker.kv.freed_by([*retiring, *(one.kv for one in leaving)])
-        return _why_not(draft, sequence, hits, freed, leaving)
+        return _why_not(builder, sequence, hits, freed, leaving)
 
     if why_not(len(flex)) is not None:
         return ()
@@ -77,12 +77,12 @@ def _in_the_way(draft: Draft, sequence: Sequence, hits: Hits) -> tuple[Sequence,
 
 
 def _why_not(
-    draft: Draft,
+    builder: PlanBuilder,
     sequence: Sequence,
     hits: Hits,
     freed: set[BlockId],
     leaving: tuple[Sequence, ...] = (),
 ) -> Why | None:
-    joining = len(draft.joins)
-    view = admission_view(draft.cell, draft.worker, sequence, joining, hits, freed, leaving)
-    return draft.cell.policy.admission(view)
+    joining = len(builder.joins)
+    view = admission_view(builder.cell, builder.worker, sequence, joining, hits, freed, leaving)
+    return builder.cell.policy.admission(view)

@@ -8,22 +8,22 @@ whatever cost.
 """
 
 from scheduler_svc.core.cell import CellState
-from scheduler_svc.core.planner.draft import Draft, Growth
+from scheduler_svc.core.planner.plan_builder import Growth, PlanBuilder
 from scheduler_svc.core.requests import Sequence
 from scheduler_svc.core.workers import Worker
 
 
-def ensure_blocks(draft: Draft) -> None:
+def ensure_blocks(builder: PlanBuilder) -> None:
     """First from those that nobody will miss, then from victims."""
-    cell, worker = draft.cell, draft.worker
+    cell, worker = builder.cell, builder.worker
     growth = growth_of(worker, lease_steps=1)
     while not is_possible(worker, growth):
         if worker.reclaim():
             continue
         assert len(worker.running) > 1, "one sequence alone was admitted only if it fits"
-        draft.preempt(victim(cell, worker))
+        builder.preempt(victim(cell, worker))
         growth = growth_of(worker, lease_steps=1)
-    draft.extend(growth)
+    builder.extend(growth)
 
 
 def growth_of(worker: Worker, lease_steps: int) -> Growth:

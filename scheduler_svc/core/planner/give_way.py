@@ -4,7 +4,7 @@ that what is left is short enough.
 
 from scheduler_svc.core.cell import CellState
 from scheduler_svc.core.outcome import Why
-from scheduler_svc.core.planner.draft import Draft
+from scheduler_svc.core.planner.plan_builder import PlanBuilder
 from scheduler_svc.core.requests import Sequence
 from scheduler_svc.core.workers import Worker
 
@@ -13,11 +13,11 @@ from scheduler_svc.core.workers import Worker
 SLACK_PERCENT = 5
 
 
-def give_way(draft: Draft) -> None:
+def give_way(builder: PlanBuilder) -> None:
     """The newest first."""
-    count = num_leaving(draft.cell, draft.worker)
-    for sequence in newest_flex(draft.worker)[:count]:
-        draft.give_way(sequence, Why.STEPS_TOO_LONG)
+    count = num_leaving(builder.cell, builder.worker)
+    for sequence in newest_flex(builder.worker)[:count]:
+        builder.give_way(sequence, Why.STEPS_TOO_LONG)
 
 
 def newest_flex(worker: Worker) -> list[Sequence]:

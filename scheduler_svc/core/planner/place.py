@@ -7,7 +7,7 @@ from itertools import islice
 from scheduler_svc.core.cell import CellState
 from scheduler_svc.core.kv import Hits
 from scheduler_svc.core.outcome import Why
-from scheduler_svc.core.planner.draft import Draft
+from scheduler_svc.core.planner.plan_builder import PlanBuilder
 from scheduler_svc.core.planner.share import flex_budget, num_decodes, prompt_budget
 from scheduler_svc.core.policy.admission import AdmissionView
 from scheduler_svc.core.policy.cadence import QueueView
@@ -21,44 +21,44 @@ from scheduler_svc.core.workers import Worker
 LONGS_PASSED_OVER_MAX = 64
 
 
-def place(draft: Draft) -> Iterator[Sequence]:
+def place(builder: PlanBuilder) -> Iterator[Sequence]:
     """Those in the queue whom this worker can hold, in order, while it is this worker's turn."""
-    cell, worker = draft.cell, draft.worker
+    cell, worker = builder.cell, builder.worker
     if not cell.waiting:
         return
     for tenant in cell.waiting.throttled:
-        draft.pass_over("place", Why.TENANT, tenant.queue[0][1].sequence_id)
+        builder.pass_over("place", Why.TENANT, tenant.queue[0][1].sequence_id)
     why = why_closed(cell, worker)
     if why is Why.NO_SLOT and worker.flex and cell.waiting.has_non_flex:
         why = None
-    if why is None and not draft.joins and not is_looked_at(cell, worker, draft.now_ns):
+    if why is None and not builder.joins and not is_looked_at(cell, worker, builder.now_ns):
         why = Why.CADENCE
     if why is not None:
-        draft.pass_over("place", why)
+        builder.pass_over("place", why)
         return
     longs = 0
-    for sequence in _candidates(draft):
+    for sequence in _candidates(builder):
         if (why := _why_not_this(cell, worker, sequence)) is not None:
-            draft.pass_over("place", why, sequence.sequence_id)
+            builder.pass_over("place", why, sequence.sequence_id)
             longs += why is Why.LONG_PREFILL
             if longs == LONGS_PASSED_OVER_MAX:
                 return
-        elif (why := _why_none_now(draft, sequence)) is not None:
-            draft.pass_over("place", why, sequence.sequence_id)
+        elif (why := _why_none_now(builder, sequence)) is not None:
+            builder.pass_over("place", why, sequence.sequence_id)
             return
         else:
             yield sequence
 
 
-def _why_none_now(draft: Draft, sequence: Sequence) -> Why | None:
+def _why_none_now(builder: PlanBuilder, sequence: Sequence) -> Why | None:
     """Why neither this one nor those behind it may be looked at."""
-    cell, worker = draft.cell, draft.worker
+    cell, worker = builder.cell, builder.worker
     if sequence.is_flex and (why := _why_no_flex(cell, worker)) is not None:
         return why
     if not worker.slots_free:
         # Somebody is to give way: not while a slot is free elsewhere.
-        return Why.ANOTHER_WORKER if could_start_elsewhere(draft, sequence) else None
-    if len(worker.running) < cell.policy.placement(_view(draft, sequence)):
+        return Why.ANOTHER_WORKER if could_start_elsewhere(builder, sequence) else None
+    if len(worker.running) < cell.policy.placement(_view(builder, sequence)):
         return None
     return Why.ANOTHER_WORKER
 
@@ -106,13 +106,13 @@ def _why_not_this(cell: CellState, worker: Worker, sequence: Sequence) -> Why | 
     return Why.LONG_PREFILL if _is_one_long_too_many(cell, worker, sequence) else None
 
 
-def _candidates(draft: Draft) -> Iterator[Sequence]:
+def _candidates(builder: PlanBuilder) -> Iterator[Sequence]:
     """In the queue's order. Where cached tokens are worth some waiting, the first few, of one
     tenant if the order is fair, go by that too.
     """
-    cell, worker = draft.cell, draft.worker
-    queue, worth_ns = cell.waiting.next_up(draft.now_ns), cell.policy.order.prefix_worth_ns
-    if worth_ns and not cell.waiting.overdue(draft.now_ns):
+    cell, worker = builder.cell, builder.worker
+    queue, worth_ns = cell.waiting.next_up(builder.now_ns), cell.policy.order.prefix_worth_ns
+    if worth_ns and not cell.waiting.overdue(builder.now_ns):
 
         def rank(sequence: Sequence) -> int:
             hits = worker.kv.lookup(sequence.kv, sequence.max_cached_tokens)
@@ -176,29 +176,33 @@ def _can_promise(cell: CellState, budget: int, prefills: int) -> bool:
     return budget >= (prefills + 1) * min(cell.config.prefill_tokens_min, budget)
 
 
-def _view(draft: Draft, sequence: Sequence) -> PlacementView:
+def _view(builder: PlanBuilder, sequence: Sequence) -> PlacementView:
     return PlacementView(
-        running=len(draft.worker.running),
-        others=tuple([len(other.running) for other in _others(draft, sequence)]),
-        num_admissible=draft.cell.waiting.num_admissible,
+        running=len(builder.worker.running),
+        others=tuple([len(other.running) for other in _others(builder, sequence)]),
+        num_admissible=builder.cell.waiting.num_admissible,
     )
 
 
-def could_start_elsewhere(draft: Draft, sequence: Sequence) -> bool:
+def could_start_elsewhere(builder: PlanBuilder, sequence: Sequence) -> bool:
     """Another worker could start it, with nobody giving way."""
-    return bool(_others(draft, sequence))
+    return bool(_others(builder, sequence))
 
 
-def _others(draft: Draft, sequence: Sequence) -> list[Worker]:
+def _others(builder: PlanBuilder, sequence: Sequence) -> list[Worker]:
     """Of them nothing changes while a plan is made: they are asked once for all that are alike."""
-    cell, request, has_non_flex = draft.cell, sequence.live.request, draft.cell.waiting.has_non_flex
+    cell, request, has_non_flex = (
+        builder.cell,
+        sequence.live.request,
+        builder.cell.waiting.has_non_flex,
+    )
     shape = (len(sequence.tokens), sequence.kv.places_max, request.needs, sequence.num_preemptions)
     alike = (has_non_flex, request.priority, *shape)
-    if alike not in draft.others or cell.policy.cadence.looks:
-        others = [other for other in cell.workers.values() if other is not draft.worker]
-        some = [each for each in others if _could_start(cell, each, sequence, draft.now_ns)]
-        draft.others[alike] = some
-    return draft.others[alike]
+    if alike not in builder.others or cell.policy.cadence.looks:
+        others = [other for other in cell.workers.values() if other is not builder.worker]
+        some = [each for each in others if _could_start(cell, each, sequence, builder.now_ns)]
+        builder.others[alike] = some
+    return builder.others[alike]
 
 
 def _could_start(cell: CellState, worker: Worker, sequence: Sequence, now_ns: int) -> bool:

@@ -1,7 +1,7 @@
 """The stages of a plan, in order.
 
-Each stage is a function over the draft. It looks at the cell as the stages before have left it,
-chooses by a rule of the policy, and has the draft make the move; whom it passed over, and why, it
+Each stage is a function over the builder. It looks at the cell as the stages before have left it,
+chooses by a rule of the policy, and has the builder make the move; whom it passed over, and why, it
 writes down too. Whether there is to be a plan is a question asked first, so that no move is ever
 undone, and a plan that is not made leaves no trace.
 """
@@ -9,10 +9,10 @@ undone, and a plan that is not made leaves no trace.
 from scheduler_svc.core.cell import CellState
 from scheduler_svc.core.outcome import PassedOver, Plan, Why
 from scheduler_svc.core.planner.admit import admit, choose
-from scheduler_svc.core.planner.draft import Draft
 from scheduler_svc.core.planner.ensure import ensure_blocks
 from scheduler_svc.core.planner.give_way import give_way, num_leaving
 from scheduler_svc.core.planner.lease import lease
+from scheduler_svc.core.planner.plan_builder import PlanBuilder
 from scheduler_svc.core.planner.retire import retire
 from scheduler_svc.core.planner.share import share
 from scheduler_svc.core.workers import Worker
@@ -27,22 +27,22 @@ def make_plan(
     """The worker's next plan, or None when it needs none now, which changes nothing."""
     if (why := why_none(cell, worker, now_ns)) is not None:
         return None, _NONE[why]
-    draft = Draft(cell, worker, now_ns)
+    builder = PlanBuilder(cell, worker, now_ns)
     if not is_due(cell, worker):
-        if (admission := choose(draft)) is None:
-            return None, tuple(draft.passed_over)
+        if (admission := choose(builder)) is None:
+            return None, tuple(builder.passed_over)
         if admission.needs_reclaim:
             worker.reclaim()
-    retire(draft)
-    give_way(draft)
-    ensure_blocks(draft)
-    admit(draft)
-    chunks = share(draft)
-    lease_steps, is_idle = lease(draft, chunks), not worker.flights
-    plan = draft.seal(chunks, lease_steps)
+    retire(builder)
+    give_way(builder)
+    ensure_blocks(builder)
+    admit(builder)
+    chunks = share(builder)
+    lease_steps, is_idle = lease(builder, chunks), not worker.flights
+    plan = builder.seal(chunks, lease_steps)
     if is_idle:
         worker.begin_step(now_ns)
-    return plan, tuple(draft.passed_over)
+    return plan, tuple(builder.passed_over)
 
 
 def why_none(cell: CellState, worker: Worker, now_ns: int) -> Why | None:

@@ -2,10 +2,10 @@
 its successor starts at the very next step although plans are pipelined.
 """
 
-from scheduler_svc.core.planner.draft import Draft
+from scheduler_svc.core.planner.plan_builder import PlanBuilder
 
 
-def retire(draft: Draft) -> None:
+def retire(builder: PlanBuilder) -> None:
     """Everybody who is certain to finish with the steps in flight."""
-    for sequence in list(draft.worker.finishing.values()):
-        draft.retire(sequence)
+    for sequence in list(builder.worker.finishing.values()):
+        builder.retire(sequence)

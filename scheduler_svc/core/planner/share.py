@@ -5,7 +5,7 @@ which flex sequences sit it out.
 from bisect import bisect_right
 
 from scheduler_svc.core.cell import CellState
-from scheduler_svc.core.planner.draft import Draft
+from scheduler_svc.core.planner.plan_builder import PlanBuilder
 from scheduler_svc.core.policy.mix import MixView, StepShares
 from scheduler_svc.core.requests import Sequence
 from scheduler_svc.core.types import SlotIndex
@@ -51,11 +51,11 @@ def flex_budget(cell: CellState, worker: Worker, decodes: int, prompt_tokens: in
     return max(0, room - prompt_tokens)
 
 
-def share(draft: Draft) -> dict[SlotIndex, int]:
+def share(builder: PlanBuilder) -> dict[SlotIndex, int]:
     """Tokens by slot, 0 of those who decode and sit the step out. Where nobody decodes, nobody is
     kept waiting by a larger step. Flex sequences have of it what others leave.
     """
-    cell, worker = draft.cell, draft.worker
+    cell, worker = builder.cell, builder.worker
     if not worker.prefills:
         return {}
     prefills = sorted(worker.prefills.items(), key=lambda item: cell.waiting.key(item[1]))

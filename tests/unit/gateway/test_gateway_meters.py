@@ -2,13 +2,13 @@
 
 from gateway.observe.metrics import OTHERS, TENANTS_TOLD_MAX, Meters
 from gateway.tenants import TENANT_NAME, Tenant
-from gateway.values.generation_request import Ask, TextPrompt
+from gateway.values.generation_request import GenerationRequest, TextPrompt
 from service_kit.metrics import NO_METER
 
 
 def test_so_many_tenants_are_told_apart_and_the_rest_together() -> None:
     meters = Meters(NO_METER, model="m", with_tenants=True)
-    ask = Ask(prompt=TextPrompt(text="x"), body_hash=b"")
+    ask = GenerationRequest(prompt=TextPrompt(text="x"), body_hash=b"")
     names = [f"t{number}" for number in range(TENANTS_TOLD_MAX + 3)]
     for name in [*names, names[0]]:
         with meters.opening(ask, Tenant(name=name)):

@@ -7,7 +7,7 @@ import pytest
 from gateway.observe.metrics import Meters, Visit
 from gateway.observe.tracing import CLIENTS_MAX, Tracing
 from gateway.tenants import Tenant
-from gateway.values.generation_request import Ask, TextPrompt
+from gateway.values.generation_request import GenerationRequest, TextPrompt
 from kaiten.v1.common_pb2 import FinishReason, SamplingParams
 from kaiten.v1.inference_service_pb2 import Done, Timings, Usage
 from service_kit.errors import InvalidRequest
@@ -39,7 +39,7 @@ class Seen:
     ) -> Visit:
         """One request of tenant acme that ends for length."""
         sampling = SamplingParams(max_tokens=7, temperature=0.5, seed=3)
-        ask = Ask(
+        ask = GenerationRequest(
             prompt=TextPrompt(text="another"),
             body_hash=b"",
             traceparent=traceparent,
@@ -157,7 +157,7 @@ def test_what_is_never_accepted_has_its_code(
     """Refused, left by its client, or lost by a fault of ours."""
     seen = Seen()
     for traceparent in ("", UNWANTED):
-        ask = Ask(prompt=TextPrompt(text="x"), body_hash=b"", traceparent=traceparent)
+        ask = GenerationRequest(prompt=TextPrompt(text="x"), body_hash=b"", traceparent=traceparent)
         with pytest.raises(type(error)), seen.tracing.opening(ask):
             raise error
     codes = [root.attributes["error.type"] for root in seen.roots]

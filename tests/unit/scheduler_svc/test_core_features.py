@@ -6,7 +6,7 @@ import pytest
 
 from scheduler_svc.core.commands import MakePlan, WorkerChanged
 from scheduler_svc.core.outcome import PassedOver, Why
-from scheduler_svc.core.planner.draft import PASSED_OVER_MAX
+from scheduler_svc.core.planner.plan_builder import PASSED_OVER_MAX
 from scheduler_svc.core.types import Feature, Reason
 from tests.support.cell import Cell, spec
 

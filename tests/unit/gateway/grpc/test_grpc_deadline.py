@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.grpc.inference import _ask
+from gateway.grpc.inference import _generation_request as _ask
 from kaiten.v1.inference_service_pb2 import GenerateRequest
 
 

@@ -13,9 +13,9 @@ import pytest
 import structlog
 
 from gateway.http.bodies import Bodies, BodyLimits
-from gateway.http.exchange import Exchange, answer
+from gateway.http.exchange import HttpExchange, answer
 from gateway.http.json_body import JsonBody
-from gateway.http.middleware import Gate
+from gateway.http.middleware import GatewayMiddleware
 from gateway.http.server import HttpServer
 from gateway.http.web_pages import WebPolicy
 from gateway.tenants import Keyring, Tenant, digest
@@ -66,7 +66,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
     logging.basicConfig(handlers=[logging.NullHandler()], force=True)
 
 
-async def crash(_exchange: Exchange, body: JsonBody) -> None:
+async def crash(_exchange: HttpExchange, body: JsonBody) -> None:
     text = body.take()["prompt"]
     raise RuntimeError(f"a fault of ours after {len(text)} characters")
 
@@ -83,7 +83,9 @@ async def crash_before_one(scope: Any, receive: Any, send: Any) -> None:
 @pytest.mark.parametrize("app", [crash_in_an_exchange, crash_before_one])
 async def test_a_crash_shows_neither_prompt_nor_key(app: Any, terminal: Terminal) -> None:
     keyring = Keyring([(digest(KEY), Tenant(name="acme"))])
-    server = HttpServer(Gate(app, keyring, WebPolicy.of("127.0.0.1", (), ())), "127.0.0.1", 0)
+    server = HttpServer(
+        GatewayMiddleware(app, keyring, WebPolicy.of("127.0.0.1", (), ())), "127.0.0.1", 0
+    )
     port = server.bind()
     await server.start()
     async with httpx.AsyncClient(timeout=60) as client:

@@ -99,14 +99,19 @@ def judge(name: str, body: Any) -> KaitenError | None:
     kind: Any = BODIES[name]
     try:
         read = parse(kind, JsonBody.of(raw))
-        asks = read.asks(LIMITS, PROMPTS_MAX) if hasattr(read, "asks") else [read.ask()]
-        for ask in asks:
+        generates = hasattr(read, "requests")
+        requests = read.requests(LIMITS, PROMPTS_MAX) if generates else [read.request()]
+        for request in requests:
             with read.aliased():
-                check(ask, LIMITS, MODEL.name)
-                tool_rules.check(ask)
-                if hasattr(read, "asks"):
-                    ids = ask.prompt.token_ids if isinstance(ask.prompt, TokenPrompt) else (1,)
-                    named = replace(ask, request_id="r")
+                check(request, LIMITS, MODEL.name)
+                tool_rules.check(request)
+                if generates:
+                    ids = (
+                        request.prompt.token_ids
+                        if isinstance(request.prompt, TokenPrompt)
+                        else (1,)
+                    )
+                    named = replace(request, request_id="r")
                     tenant = Tenant(name="t")
                     to_record(named, ids, limits=LIMITS, model=MODEL, tenant=tenant, seed=0)
     except KaitenError as error:

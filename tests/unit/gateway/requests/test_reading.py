@@ -15,8 +15,8 @@ from gateway.text.detokenizer import Pieces
 from gateway.text.model_card import ModelCard
 from gateway.values.generation_request import (
     NO_PARAMETERS,
-    Ask,
     ChatPrompt,
+    GenerationRequest,
     Message,
     TextPrompt,
     Tool,
@@ -42,9 +42,9 @@ def card(tmp_path_factory: pytest.TempPathFactory) -> ModelCard:
     return model_card.load(folder)
 
 
-def asked(*tools: Tool, **fields: Any) -> Ask:
+def asked(*tools: Tool, **fields: Any) -> GenerationRequest:
     prompt = ChatPrompt(messages=(Message(role="user", content="x"),), tools=tools)
-    return Ask(prompt=prompt, body_hash=b"", **fields)
+    return GenerationRequest(prompt=prompt, body_hash=b"", **fields)
 
 
 def ids(card: ModelCard, text: str) -> list[int]:
@@ -59,7 +59,7 @@ def test_marks_that_are_control_tokens_are_shown_and_no_others(card: ModelCard) 
     assert not marks(asked(is_read=True), card, []).shown_token_ids
     # Over gRPC whoever tells of tools reads for himself.
     assert marks(asked(CLOCK), card, []).shown_token_ids
-    plain = Ask(prompt=TextPrompt(text="<think>"), body_hash=b"")
+    plain = GenerationRequest(prompt=TextPrompt(text="<think>"), body_hash=b"")
     assert not marks(plain, card, ids(card, "<think>")).begins_in_reasoning
 
 

@@ -8,11 +8,11 @@ from structlog.testing import capture_logs
 from gateway.observe.metrics import Visit
 from gateway.observe.request_log import RequestLog
 from gateway.tenants import Tenant
-from gateway.values.generation_request import Ask, TextPrompt
+from gateway.values.generation_request import GenerationRequest, TextPrompt
 from kaiten.v1.inference_service_pb2 import Done, Timings, Usage
 from service_kit.errors import InvalidRequest
 
-ASK = Ask(prompt=TextPrompt(text="a secret"), body_hash=b"", request_id="mine")
+ASK = GenerationRequest(prompt=TextPrompt(text="a secret"), body_hash=b"", request_id="mine")
 TENANT = Tenant(name="acme")
 
 

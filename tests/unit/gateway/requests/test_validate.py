@@ -28,7 +28,7 @@ from gateway.requests.validation import (
 )
 from gateway.tenants import Tenant
 from gateway.text.model_card import SamplingDefaults
-from gateway.values.generation_request import Ask, TextPrompt, TokenPrompt
+from gateway.values.generation_request import GenerationRequest, TextPrompt, TokenPrompt
 from kaiten.client.request import GenerateOptions, request_from
 from kaiten.v1 import inference_service_pb2 as pb
 from kaiten.v1.common_pb2 import SamplingParams, TokenBias, TokenSequence
@@ -73,17 +73,17 @@ def test_a_models_own_penalty_needs_a_worker_that_can() -> None:
     assert to_record(plain, (1, 2), **rest).sampling.repetition_penalty == 1.0
 
 
-def record_of(ask: Ask, prompt_ids: tuple[int, ...] = (1, 2, 3)) -> SubmitRecord:
+def record_of(ask: GenerationRequest, prompt_ids: tuple[int, ...] = (1, 2, 3)) -> SubmitRecord:
     check(ask, LIMITS, MODEL.name)
     return to_record(ask, prompt_ids, limits=LIMITS, model=MODEL, tenant=TENANT, seed=77)
 
 
-def ask(**fields: Any) -> Ask:
+def ask(**fields: Any) -> GenerationRequest:
     base: dict[str, Any] = {"prompt": TextPrompt(text="x"), "body_hash": b"", "request_id": "r"}
-    return Ask(**(base | fields))
+    return GenerationRequest(**(base | fields))
 
 
-def sampling_ask(limits: Limits = LIMITS, **given: Any) -> Ask:
+def sampling_ask(limits: Limits = LIMITS, **given: Any) -> GenerationRequest:
     sampling, wrong = sampling_from(given, limits)
     return ask(sampling=sampling, sampling_wrong=wrong)
 
@@ -260,7 +260,7 @@ def test_any_http_body_gives_a_legal_record_or_a_sentence(
         parsed: ChatBody | CompletionBody
         sent = JsonBody.of(content)
         parsed = parse(ChatBody, sent) if is_chat else parse(CompletionBody, sent)
-        for one in parsed.asks(LIMITS, prompts_max=4):
+        for one in parsed.requests(LIMITS, prompts_max=4):
             assert record_of(replace(one, request_id="r")).n >= 1
 
 
@@ -372,7 +372,7 @@ def test_both_protocols_and_the_client_ask_for_the_same() -> None:
     words = {"bad_words_token_ids": WISHES["bad_words"], "model": "m", "prompt": "x"}
     body = json.dumps({key: value for key, value in WISHES.items() if key != "bad_words"} | words)
     parsed_body = parse(CompletionBody, JsonBody.of(body.encode()))
-    (parsed,) = parsed_body.asks(LIMITS, prompts_max=1)
+    (parsed,) = parsed_body.requests(LIMITS, prompts_max=1)
     assert (parsed.sampling, parsed.default_max_tokens) == (asked.sampling, 16)
 
 

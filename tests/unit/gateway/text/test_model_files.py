@@ -25,7 +25,7 @@ def test_a_hub_id_is_fetched_without_weights_and_named_by_its_last_part(
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
     monkeypatch.chdir(tmp_path)
     service = GatewayService(GatewaySettings(model=Path("owner/Name-1.5b")))
-    assert service.front.card.name == "Name-1.5b"
+    assert service.generation_service.card.name == "Name-1.5b"
     assert asked == [("owner/Name-1.5b", ["*.json", "*.jinja", "tokenizer*"])]
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from gateway.cell.explaining import Explainer
 from gateway.cell.ledger_session import LedgerLink
-from gateway.cell.queue_position import NOWHERE, Place, place_of
+from gateway.cell.queue_position import NOWHERE, QueuePosition, queue_position_of
 from gateway.cell.readiness import Readiness
 from gateway.children.grammar_process import GrammarProcess
 from gateway.observe.metrics import Meters
@@ -37,7 +37,7 @@ from gateway.requests.validation import (
 from gateway.tenants import Tenant
 from gateway.text.detokenizer import decode_in_turns
 from gateway.text.model_card import ModelCard
-from gateway.values.generation_request import Ask, TokenPrompt
+from gateway.values.generation_request import GenerationRequest, TokenPrompt
 from kaiten.v1.inference_service_pb2 import Done as DoneMessage
 from kaiten.v1.ledger_pb2 import RenderOptions, SubmitRecord
 from kaiten.v1.timeline_pb2 import ChoiceTimeline
@@ -55,15 +55,15 @@ from service_kit.errors import (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """A request as `look` finds it. `done` is None while it is live."""
+class RequestStatus:
+    """A request as `status` tells it. `done` is None while it is live."""
 
     ends: Sequence[Finished] = ()
     done: DoneMessage | None = None
-    place: Place = NOWHERE
+    queue: QueuePosition = NOWHERE
 
 
-class Front:
+class GenerationService:
     """One per gateway. Everything that is followed here is in `_active`."""
 
     def __init__(
@@ -165,21 +165,21 @@ class Front:
         )
         self._request_log.closed(generation.id, visit, outcome, total, generation.done_message)
 
-    async def generate(self, ask: Ask, tenant: Tenant) -> Generation:
+    async def generate(self, request: GenerationRequest, tenant: Tenant) -> Generation:
         """Check, tokenize, submit, and follow from the beginning. Use with `following`."""
         with (
-            self._meters.opening(ask, tenant) as visit,
-            self._tracing.opening(ask) as trace,
-            self._request_log.opening(ask, tenant),
+            self._meters.opening(request, tenant) as visit,
+            self._tracing.opening(request) as trace,
+            self._request_log.opening(request, tenant),
             self._door(),
         ):
-            delivery = Delivery(ask.arrived_ns)
-            self._check(ask, tenant)
-            await self._refuse_if_full(ask, tenant)
-            named = self._complete(ask, trace, tenant)
+            delivery = Delivery(request.arrived_ns)
+            self._check(request, tenant)
+            await self._refuse_if_full(request, tenant)
+            named = self._complete(request, trace, tenant)
             record = await self._record(named, tenant)
             trace.submitting()
-            submitted = await self._submit(record, ask, tenant, delivery)
+            submitted = await self._submit(record, request, tenant, delivery)
             prompt_tokens = len(record.prompt_token_ids)
             generation = self._follow(
                 Accepted(named.request_id, prompt_tokens),
@@ -189,7 +189,7 @@ class Front:
                     self._presenter.presentation(record.render, named.request_id),
                     submitted.sequence_id,
                     record.n,
-                    with_cursors=ask.with_cursors,
+                    with_cursors=request.with_cursors,
                 ),
                 from_seq=submitted.journal_seq,
                 render=record.render,
@@ -242,7 +242,7 @@ class Front:
         return await self._link.ledger.cancel(_ledger_id(request_id, tenant))
 
     async def note(self, request_id: str, tenant: Tenant) -> bytes:
-        """What its Ask brought to be kept. NotFound: nothing, or it is there no more."""
+        """What it brought to be kept. NotFound: nothing, or it is there no more."""
         check_request_id(request_id)
         try:
             return await self._link.ledger.note(_ledger_id(request_id, tenant))
@@ -254,14 +254,14 @@ class Front:
         await self.cancel(request_id, tenant)
         await self._link.ledger.forget(_ledger_id(request_id, tenant))
 
-    async def look(self, request_id: str, tenant: Tenant) -> Seen:
+    async def status(self, request_id: str, tenant: Tenant) -> RequestStatus:
         """Live and where, or how it ended."""
         found = await self._find(request_id, tenant)
         result = await self._link.ledger.result(_ledger_id(request_id, tenant))
         if result is None:
-            return Seen(place=self._place(found.sequence_id, tenant.name))
+            return RequestStatus(queue=self._place(found.sequence_id, tenant.name))
         ends, done = replay(result, self._presenter.presentation(result.render, request_id))
-        return Seen(ends=ends, done=done)
+        return RequestStatus(ends=ends, done=done)
 
     async def explain(self, request_id: str, tenant: Tenant, of: str = "") -> list[ChoiceTimeline]:
         """Where its time went. `of`: the tenant whose it is, which only operators may name."""
@@ -275,25 +275,27 @@ class Front:
         self._deliveries.add_to(ledger_id, choices)
         return choices
 
-    async def tokenize(self, ask: Ask, tenant: Tenant) -> Sequence[int]:
+    async def tokenize(self, request: GenerationRequest, tenant: Tenant) -> Sequence[int]:
         """A prompt's ids, as `generate` would use them, and let in as a request would be."""
         with self._door():
             limits = self.limits
-            check(ask, limits, self.card.name)
-            tool_rules.check(ask)
-            tool_rules.check_model(ask, self.card, limits)
-            if is_long(ask.prompt):
+            check(request, limits, self.card.name)
+            tool_rules.check(request)
+            tool_rules.check_model(request, self.card, limits)
+            if is_long(request.prompt):
                 await self._link.ledger.refuse_if_full(tenant.name, 1, tenant.bounds)
             context = limits.context_tokens_max
-            return await self._prompter.token_ids(ask.prompt, tenant.name, context)
+            return await self._prompter.token_ids(request.prompt, tenant.name, context)
 
-    async def detokenize(self, ask: Ask) -> str:
+    async def detokenize(self, request: GenerationRequest) -> str:
         """The text of a TokenPrompt."""
         with self._door():
-            check(ask, self.limits, self.card.name)
-            assert isinstance(ask.prompt, TokenPrompt)
-            pieces = self.card.pieces_with_special if ask.show_special_tokens else self.card.pieces
-            return await decode_in_turns(pieces, ask.prompt.token_ids)
+            check(request, self.limits, self.card.name)
+            assert isinstance(request.prompt, TokenPrompt)
+            pieces = (
+                self.card.pieces_with_special if request.show_special_tokens else self.card.pieces
+            )
+            return await decode_in_turns(pieces, request.prompt.token_ids)
 
     async def drained(self) -> None:
         """Wait until nobody is followed here any more."""
@@ -327,30 +329,30 @@ class Front:
             self._opening -= 1
             self._note_idle()
 
-    def _check(self, ask: Ask, tenant: Tenant) -> None:
+    def _check(self, request: GenerationRequest, tenant: Tenant) -> None:
         """Raise what can be said of it before any work."""
         limits = self.limits
-        check(ask, limits, self.card.name, priority_max=tenant.priority_max)
-        tool_rules.check(ask)
-        tool_rules.check_model(ask, self.card, limits)
+        check(request, limits, self.card.name, priority_max=tenant.priority_max)
+        tool_rules.check(request)
+        tool_rules.check_model(request, self.card, limits)
         # Too long a grammar is refused here.
-        constrained(ask, self.card)
+        constrained(request, self.card)
         if refusal := self.readiness.watch.refusal(self.card):
             raise Unavailable(self.readiness.problem or refusal)
 
-    async def _refuse_if_full(self, ask: Ask, tenant: Tenant) -> None:
+    async def _refuse_if_full(self, request: GenerationRequest, tenant: Tenant) -> None:
         """Before work. A request with an id may have been accepted already."""
-        has_grammar = is_held(ask) or ask.sampling.HasField("structured_outputs")
-        if not ask.request_id and (is_long(ask.prompt) or has_grammar):
-            await self._link.ledger.refuse_if_full(tenant.name, ask.n or 1, tenant.bounds)
+        has_grammar = is_held(request) or request.sampling.HasField("structured_outputs")
+        if not request.request_id and (is_long(request.prompt) or has_grammar):
+            await self._link.ledger.refuse_if_full(tenant.name, request.n or 1, tenant.bounds)
 
-    async def _record(self, ask: Ask, tenant: Tenant) -> SubmitRecord:
+    async def _record(self, request: GenerationRequest, tenant: Tenant) -> SubmitRecord:
         """What the ledger gets: tokens for the prompt, a grammar for what it is held to."""
         limits = self.limits
         prompt_ids = await self._prompter.token_ids(
-            ask.prompt, tenant.name, limits.context_tokens_max
+            request.prompt, tenant.name, limits.context_tokens_max
         )
-        held = constrained(ask, self.card, prompt_ids)
+        held = constrained(request, self.card, prompt_ids)
         record = to_record(
             held,
             prompt_ids,
@@ -360,32 +362,34 @@ class Front:
             seed=secrets.randbits(64),
             grammar=await self._grammar(held, tenant),
         )
-        record.render.MergeFrom(marks(ask, self.card, prompt_ids))
+        record.render.MergeFrom(marks(request, self.card, prompt_ids))
         return record
 
-    def _complete(self, ask: Ask, trace: Trace, tenant: Tenant) -> Ask:
-        """An Ask with an id, its span, and this gateway's deadline if it brings none."""
-        request_id = ask.request_id or secrets.token_hex(12)
+    def _complete(
+        self, request: GenerationRequest, trace: Trace, tenant: Tenant
+    ) -> GenerationRequest:
+        """A request with an id, its span, and this gateway's deadline if it brings none."""
+        request_id = request.request_id or secrets.token_hex(12)
         return replace(
-            ask,
+            request,
             request_id=request_id,
-            timeout_s=self._timeout_s if ask.timeout_s is None else ask.timeout_s,
-            traceparent=trace.traceparent(f"{tenant.name}:{request_id}", ask.traceparent),
+            timeout_s=self._timeout_s if request.timeout_s is None else request.timeout_s,
+            traceparent=trace.traceparent(f"{tenant.name}:{request_id}", request.traceparent),
         )
 
     def trace_id(self, request_id: str, tenant: Tenant, of: str = "") -> str:
         """Of a request's spans; empty: this gateway makes none."""
         return self._tracing.trace_id(f"{of or tenant.name}:{request_id}")
 
-    async def _grammar(self, ask: Ask, tenant: Tenant) -> str:
+    async def _grammar(self, request: GenerationRequest, tenant: Tenant) -> str:
         """What workers keep to; empty: anything."""
-        sampling = ask.sampling
+        sampling = request.sampling
         if not sampling.HasField("structured_outputs"):
             return ""
         try:
             return await self._grammars.grammar(sampling.structured_outputs, tenant.name)
         except InvalidRequest as error:
-            if is_held(ask):
+            if is_held(request):
                 raise InvalidRequest("conversation.tools", error.rule) from error
             raise
 
@@ -393,28 +397,28 @@ class Front:
         if not self._active and not self._opening:
             self._idle.set()
 
-    def _place(self, sequence_id: int, tenant: str) -> Place:
-        return place_of(self.readiness.watch.record, sequence_id, tenant)
+    def _place(self, sequence_id: int, tenant: str) -> QueuePosition:
+        return queue_position_of(self.readiness.watch.record, sequence_id, tenant)
 
     async def _submit(
-        self, record: SubmitRecord, ask: Ask, tenant: Tenant, delivery: Delivery
+        self, record: SubmitRecord, request: GenerationRequest, tenant: Tenant, delivery: Delivery
     ) -> Submitted:
         """Submit to the end even if the client leaves: what was accepted must be known."""
         delivery.submitting()
         task = asyncio.ensure_future(
-            self._link.ledger.submit(record, ask.body_hash, tenant.bounds, note=ask.note)
+            self._link.ledger.submit(record, request.body_hash, tenant.bounds, note=request.note)
         )
         try:
             submitted = await asyncio.shield(task)
         except asyncio.CancelledError:
-            if not ask.keep_running:
+            if not request.keep_running:
                 self.releases.adopt(task, record.id)
             raise
         except AlreadyExists:
-            raise AlreadyExists(f"request {ask.request_id!r}") from None
+            raise AlreadyExists(f"request {request.request_id!r}") from None
         except Unavailable:
             # It may have been accepted. Nobody could ever ask for an id we have just minted.
-            if not ask.request_id:
+            if not request.request_id:
                 self.releases.ask(Release(record.id))
             raise
         delivery.accepted()

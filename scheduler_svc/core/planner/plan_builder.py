@@ -27,7 +27,7 @@ class Admission:
     leaving: tuple[Sequence, ...] = ()
 
 
-class Draft:
+class PlanBuilder:
     """What the stages share: the cell, the worker, and the plan so far."""
 
     def __init__(self, cell: CellState, worker: Worker, now_ns: int) -> None:
