@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 from kaiten.v1.ledger_pb2 import CellRecord
 from ledger import scripts
-from ledger.store import Store
+from ledger.store import Store, time_ns
 from ledger.types import Fenced, Leader, Lease, StoreLost
 from service_kit.clock import Clock
 from service_kit.errors import Unavailable
@@ -89,17 +89,18 @@ class Leadership:
         epoch, journal_seq, after_seq = map(int, rest)
         return Leader(epoch=epoch, nonce=nonce, journal_seq=journal_seq, after_seq=after_seq)
 
-    async def renew(self, leader: Leader, cell: CellRecord | None) -> None:
+    async def renew(self, leader: Leader, cell: CellRecord | None) -> int:
         """The leader is alive and its cell looks like this; None: it cannot say yet, and what was
-        said of it stays. Fenced: stop leading.
+        said of it stays. The store's clock then. Fenced: stop leading.
         """
-        verdict, *_ = await self._store.script(
+        verdict, *time = await self._store.script(
             scripts.RENEW,
             (self._store.keys.lease,),
             (leader.epoch, leader.nonce, b"" if cell is None else cell.SerializeToString()),
         )
         if verdict != b"OK":
             raise Fenced(f"renewal refused: epoch {leader.epoch} no longer leads")
+        return time_ns(time)
 
     async def resign(self, leader: Leader) -> None:
         """Let a standby take over at once. Nothing happens when somebody else leads already."""

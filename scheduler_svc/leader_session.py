@@ -103,7 +103,7 @@ class LeaderSession:
         self._turn_asked, self._turn_taken = asyncio.Event(), asyncio.Event()
         # Of our own, in a call that nobody but its caller would hear of.
         self._error: Exception | None = None
-        self.renewal = Renewal(ledger, leader, clock, settings.lease_ttl_s, self.cell)
+        self.renewal = Renewal(ledger, leader, clock, settings.lease_ttl_s, self.cell, self.now_ns)
         # What the leader before said last.
         self._before = CellRecord()
         # Workers that may need a plan, as the core said.
@@ -130,6 +130,7 @@ class LeaderSession:
             # It had somebody to plan for: its silence since then is its loss.
             self.timelines.leader_lost_at(recovered.decided_ns)
         self.roster.weights_digest = self.renewal.told_digest = before.weights_digest
+        self.renewal.clock_step = before.clock_step
         self.roster.cell = f"{self._ledger.keys.cell} in store {await self._ledger.store_id()}"
         self._journal = Journal(self._requests, self.leader)
         self.tell(self._configured)
@@ -414,7 +415,7 @@ class LeaderSession:
         """Take a request in with whatever an earlier leader committed of it."""
         outputs = self._requests.resume(BookedRequest(entry=entry, record=record), recovered)
         prompt_logprobs_from = recovered.prompt_logprobs_from.get(entry.sequence_id, 1)
-        arrived_ns = wire.arrived_ns(entry, self.now_ns())
+        arrived_ns = wire.arrived_ns(entry, self.now_ns(), self._before.clock_step)
         request = wire.request_from_proto(entry, record, arrived_ns, outputs, prompt_logprobs_from)
         self._meters.took_in(len(request.prompt), is_new=False)
         self.tell(Submit(request=request))

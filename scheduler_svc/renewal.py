@@ -5,8 +5,9 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from kaiten.v1.ledger_pb2 import CellRecord
+from kaiten.v1.ledger_pb2 import CellRecord, ClockStep
 from ledger import Leader, Ledger, StoreLost
+from scheduler_svc.store_clock import stepped
 from service_kit.clock import Clock
 from service_kit.errors import Unavailable
 
@@ -19,7 +20,9 @@ RENEW_S_MAX = 0.5
 
 
 class Renewal:
-    """Of one leadership. `cell`: what gateways and the next leader are told."""
+    """Of one leadership. `cell`: what gateways and the next leader are told; `now_ns`: the leader's
+    clock.
+    """
 
     def __init__(
         self,
@@ -28,8 +31,12 @@ class Renewal:
         clock: Clock,
         ttl_s: float,
         cell: Callable[[], CellRecord],
+        now_ns: Callable[[], int],
     ) -> None:
         self._ledger, self._leader, self._clock, self._cell = ledger, leader, clock, cell
+        self._now_ns = now_ns
+        # Of the store's clock, under this leader or those before.
+        self.clock_step = ClockStep()
         # Told after each renewal why the store did not take it; empty: it did.
         self.on_store_problem: Callable[[str], None] = lambda _: None
         # Of the workers' weights, as the ledger has it.
@@ -59,6 +66,7 @@ class Renewal:
         """One at a time: an older record must not come last."""
         async with self._telling:
             record = self._cell()
+            record.clock_step.CopyFrom(self.clock_step)
             if not await self._renew(record):
                 return False
             self.told_digest = record.weights_digest
@@ -66,12 +74,13 @@ class Renewal:
 
     async def _renew(self, record: CellRecord | None) -> bool:
         try:
-            await self._ledger.renew(self._leader, record)
+            store_ns = await self._ledger.renew(self._leader, record)
         except StoreLost:
             raise
         except Unavailable as error:
             self.on_store_problem(str(error))
             log.warning("lease.not_renewed", reason=str(error))
             return False
+        self.clock_step = stepped(self.clock_step, store_ns, self._now_ns())
         self.on_store_problem("")
         return True

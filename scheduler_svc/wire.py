@@ -25,6 +25,7 @@ from kaiten.v1.common_pb2 import (
 )
 from kaiten.v1.inference_service_pb2 import Done, Timings, Usage
 from kaiten.v1.ledger_pb2 import (
+    ClockStep,
     FullTenant,
     SequenceFinished,
     SubmitRecord,
@@ -46,6 +47,7 @@ from scheduler_svc.core.types import (
     StepResult,
     WorkerSpec,
 )
+from scheduler_svc.store_clock import CLOCK_STEP_NS
 
 REASON_TO_PROTO: Final = {
     Reason.STOP: FINISH_REASON_STOP,
@@ -74,10 +76,7 @@ STEP_US_MAX: Final = 86_400_000_000
 ERROR_CHARS_MAX: Final = 4096
 # At most 0, but for rounding.
 LOGPROB_MAX: Final = 1.0
-
-
-# Two clocks that differ by less were not set: it is drift, or the time between two looks.
-CLOCK_STEP_NS: Final = 5_000_000_000
+NO_STEP: Final = ClockStep()
 
 
 def entry_time_ns(entry_id: str) -> int:
@@ -85,16 +84,18 @@ def entry_time_ns(entry_id: str) -> int:
     return int(entry_id.partition("-")[0]) * 1_000_000
 
 
-def arrived_ns(entry: InboxEntry, now_ns: int) -> int:
+def arrived_ns(entry: InboxEntry, now_ns: int, step: ClockStep = NO_STEP) -> int:
     """When the store took an entry in, on the leader's clock.
 
     That began as the store's; if the store's was set since then, by the difference between them.
+    `step`: of an entry from before this leader, if the store's was set under the one before.
     Ids of entries never go back: behind the newest one, they say nothing of the time.
     """
-    ahead_ns = entry.read_ns - now_ns if entry.read_ns else 0
-    if abs(ahead_ns) < CLOCK_STEP_NS:
-        ahead_ns = 0
-    return min(now_ns, entry_time_ns(entry.entry_id) - ahead_ns)
+    taken_ns = entry_time_ns(entry.entry_id)
+    if not entry.read_ns:
+        return min(now_ns, taken_ns + (step.by_ns if taken_ns <= step.until_unix_ns else 0))
+    ahead_ns = entry.read_ns - now_ns
+    return min(now_ns, taken_ns - (ahead_ns if abs(ahead_ns) >= CLOCK_STEP_NS else 0))
 
 
 def request_from_proto(

@@ -1,4 +1,4 @@
-"""The gRPC door: InferenceService and ModelService over the front.
+"""The gRPC door: InferenceService and ModelService over the generation service.
 
 A delta per token while the client keeps up: a write waits for flow control, and what the journal
 brings meanwhile piles up as token ids and goes out as one delta.

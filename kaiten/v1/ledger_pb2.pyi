@@ -385,7 +385,7 @@ class ChoiceResult(_message.Message):
     def __init__(self, output: _Optional[_Union[FoldedTokens, _Mapping]] = ..., finished: _Optional[_Union[SequenceFinished, _Mapping]] = ...) -> None: ...
 
 class CellRecord(_message.Message):
-    __slots__ = ("model", "workers_ready", "waiting", "running", "stalled_ms", "waiting_sequence_ids", "full_tenants", "weights_digest", "worker_addresses", "handover", "standby_addresses", "workers_expected", "problem", "queue_time_forecast_s", "kv_cache_usage")
+    __slots__ = ("model", "workers_ready", "waiting", "running", "stalled_ms", "waiting_sequence_ids", "full_tenants", "weights_digest", "worker_addresses", "handover", "standby_addresses", "workers_expected", "problem", "queue_time_forecast_s", "kv_cache_usage", "clock_step")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     WORKERS_READY_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -401,6 +401,7 @@ class CellRecord(_message.Message):
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
     QUEUE_TIME_FORECAST_S_FIELD_NUMBER: _ClassVar[int]
     KV_CACHE_USAGE_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_STEP_FIELD_NUMBER: _ClassVar[int]
     model: _common_pb2.WorkerDescription
     workers_ready: int
     waiting: int
@@ -416,7 +417,16 @@ class CellRecord(_message.Message):
     problem: str
     queue_time_forecast_s: float
     kv_cache_usage: float
-    def __init__(self, model: _Optional[_Union[_common_pb2.WorkerDescription, _Mapping]] = ..., workers_ready: _Optional[int] = ..., waiting: _Optional[int] = ..., running: _Optional[int] = ..., stalled_ms: _Optional[int] = ..., waiting_sequence_ids: _Optional[_Iterable[int]] = ..., full_tenants: _Optional[_Iterable[_Union[FullTenant, _Mapping]]] = ..., weights_digest: _Optional[str] = ..., worker_addresses: _Optional[_Iterable[str]] = ..., handover: _Optional[_Union[CellHandover, _Mapping]] = ..., standby_addresses: _Optional[_Iterable[str]] = ..., workers_expected: _Optional[int] = ..., problem: _Optional[str] = ..., queue_time_forecast_s: _Optional[float] = ..., kv_cache_usage: _Optional[float] = ...) -> None: ...
+    clock_step: ClockStep
+    def __init__(self, model: _Optional[_Union[_common_pb2.WorkerDescription, _Mapping]] = ..., workers_ready: _Optional[int] = ..., waiting: _Optional[int] = ..., running: _Optional[int] = ..., stalled_ms: _Optional[int] = ..., waiting_sequence_ids: _Optional[_Iterable[int]] = ..., full_tenants: _Optional[_Iterable[_Union[FullTenant, _Mapping]]] = ..., weights_digest: _Optional[str] = ..., worker_addresses: _Optional[_Iterable[str]] = ..., handover: _Optional[_Union[CellHandover, _Mapping]] = ..., standby_addresses: _Optional[_Iterable[str]] = ..., workers_expected: _Optional[int] = ..., problem: _Optional[str] = ..., queue_time_forecast_s: _Optional[float] = ..., kv_cache_usage: _Optional[float] = ..., clock_step: _Optional[_Union[ClockStep, _Mapping]] = ...) -> None: ...
+
+class ClockStep(_message.Message):
+    __slots__ = ("until_unix_ns", "by_ns")
+    UNTIL_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    BY_NS_FIELD_NUMBER: _ClassVar[int]
+    until_unix_ns: int
+    by_ns: int
+    def __init__(self, until_unix_ns: _Optional[int] = ..., by_ns: _Optional[int] = ...) -> None: ...
 
 class CellHandover(_message.Message):
     __slots__ = ("sequences", "tenants")

@@ -1,12 +1,13 @@
 """The store's wall clock is set an hour on or back while requests run."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from kaiten.v1.common_pb2 import FINISH_REASON_DEADLINE_EXCEEDED, FINISH_REASON_LENGTH
 from tests.support.answers import until
-from tests.support.cluster import Cluster
+from tests.support.cluster import Cluster, Flags
 from tests.support.set_clock import COMPILER, SetClock
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="a clock to be set needs a C compiler")
@@ -19,6 +20,11 @@ async def start(cluster: Cluster) -> None:
         process.start()
     await cluster.connect()
     await cluster.ready(workers=1)
+
+
+async def holds(cluster: Cluster, count: int) -> bool:
+    state = await cluster.state()
+    return state is not None and state.waiting + state.running == count
 
 
 async def ttl_s(cluster: Cluster, id: str) -> int:
@@ -57,3 +63,31 @@ async def test_a_store_whose_clock_is_set_disturbs_nobody(tmp_path: Path, by_s: 
         assert state is not None
         assert after is not None
         assert after.leader == state.leader, "nobody else leads"
+
+
+async def test_a_new_leader_of_a_store_that_was_set_on_ends_nobody_early(tmp_path: Path) -> None:
+    """Nor does the one after it. What came before and what came after the step have their time."""
+    clock = SetClock(tmp_path / "clock")
+    flags: Flags = {"gates": tmp_path / "cell" / "gates"}
+    async with Cluster(
+        tmp_path / "cell", schedulers=3, worker_flags=flags, is_started=False
+    ) as cluster:
+        cluster.store.environ.update(clock.environ)
+        await start(cluster)
+        with cluster.held():
+            before = await cluster.submit(max_tokens=20, timeout_ms=300_000)
+            clock.set(HOUR_S)
+
+            async def is_told() -> bool:
+                record = (await cluster.ledger.cell()).record
+                return record is not None and record.clock_step.by_ns > HOUR_S * 0.9e9
+
+            await until(is_told, "the leader tells of the step")
+            after = await cluster.submit(max_tokens=20, timeout_ms=300_000)
+            for _ in range(2):
+                leader = await cluster.leader()
+                leader.kill()
+                await until(is_told, "its successor does, too")
+                await until(partial(holds, cluster, 2), "it has both")
+        await cluster.all_done()
+        assert before.reasons == after.reasons == [FINISH_REASON_LENGTH]

@@ -74,7 +74,7 @@ EXPLAINING: Final = tuple(
 MANY_AT_ONCE: Final = "gemma3-1b"
 EOS: Final = 2
 TOP: Final = 5
-CROWD_MAX_TOKENS: Final = 16
+CROWD_MAX_TOKENS: Final = 24
 RAGGED_MAX_TOKENS: Final = 12
 # Of the tokenizer; below every model's vocabulary, so that some model ids have no text.
 _TOKENIZER_VOCAB: Final = 380
@@ -125,7 +125,7 @@ def ragged_prompts(count: int, *, vocab_size: int, tokens_max: int, seed: int) -
 CROWD: Final = ragged_prompts(24, vocab_size=380, tokens_max=60, seed=11)
 _MANY: Final = [*CROWD, *ragged_prompts(40, vocab_size=380, tokens_max=60, seed=29)]
 RAGGED: Final = ragged_prompts(11, vocab_size=380, tokens_max=120, seed=3)
-_LONG: Final = ragged_prompts(13, vocab_size=380, tokens_max=120, seed=17)
+_LONG: Final = ragged_prompts(16, vocab_size=380, tokens_max=120, seed=17)
 # Some twice: the second time they would be found in the prefix cache.
 EXPLAINED: Final = [*_LONG, *_LONG[1:4]]
 

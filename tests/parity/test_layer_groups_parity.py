@@ -33,8 +33,8 @@ BLOCK_SIZE: Final = 4
 # Layer groups of the window; there is one of full layers.
 SLIDING: Final = {"gemma3-windows": 3, "qwen2-windows": 1}
 LONGEST: Final = max(range(len(CROWD)), key=lambda index: len(CROWD[index]))
-# Twice as many rows as a worker has; one thrice, whose equal blocks give way to each other.
-FEW: Final = (*range(16), LONGEST, LONGEST)
+# Three times as many rows as a worker has; one thrice, whose equal blocks give way to each other.
+FEW: Final = (*range(24), LONGEST, LONGEST)
 # 64 at once.
 MANY: Final = (*range(len(CROWD)), *range(len(CROWD)), *range(16))
 

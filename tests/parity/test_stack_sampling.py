@@ -41,9 +41,9 @@ async def test_penalties_and_seeds_survive_preemption(
     """A pool in which two long rows never fit together says what a roomy one says."""
     options = {**EVERYTHING, "n": 2}
     said = []
-    for name, flags in {"roomy": {}, "cramped": {"kv_blocks": 20}}.items():
+    for name, flags in {"roomy": {}, "cramped": {"kv_blocks": 24}}.items():
         async with standing(tmp_path / name, folders[MODEL], flags) as (cluster, client):
-            asked = [ask(client, p, seed=at, **options) for at, p in enumerate(CROWD[:12])]
+            asked = [ask(client, p, seed=at, **options) for at, p in enumerate(CROWD[:16])]
             said.append(await at_once(cluster, asked))
     roomy, cramped = said
     assert sum(completion.timings.preemptions for completion in cramped) >= 5
