@@ -107,41 +107,43 @@ async def _earlier(api: Api, tenant: Tenant, public: str | None) -> Sequence[Mes
 async def _referenced(api: Api, tenant: Tenant, body: ResponseBody) -> dict[str, InputItem]:
     """What the references of `input` name, by the id of each."""
     items: dict[str, InputItem] = {}
-    looked_at: set[str] = set()
+    read: set[str] = set()
     for index, id in body.references():
-        field = f"input.{index}.id"
-        for request_id in _origins(id):
-            if id in items or request_id in looked_at:
+        for request_id in origins_of(id):
+            if id in items or request_id in read:
                 continue
-            if len(looked_at) == REFERENCED_MAX:
+            output = await _output(api, tenant, request_id)
+            if output is None:
+                continue
+            read.add(request_id)
+            if len(read) > REFERENCED_MAX:
                 rule = f"must not refer to more than {REFERENCED_MAX} responses"
                 raise InvalidRequest("input", rule)
-            looked_at.add(request_id)
-            output = await _output(api, tenant, request_id)
             items |= {item.id: _as_input(item) for item in output}
         if id not in items:
             rule = f"names {cut(repr(id))}, which no response that ended and is still here has said"
-            raise InvalidRequest(field, rule)
+            raise InvalidRequest(f"input.{index}.id", rule)
     return items
 
 
-def _origins(id: str) -> Iterator[str]:
-    """The requests whose output it may be of: all but the first of a kind end with a number."""
+def origins_of(id: str) -> Iterator[str]:
+    """The requests whose output it may be of. Calls are numbered; of a request's messages only
+    those behind the first are, and its own id may end like that.
+    """
     kind, _, rest = id.partition("_")
-    if kind not in ("msg", "rs", "fc"):
-        return
-    for request_id in (rest, rest.rpartition("_")[0]):
-        if REQUEST_ID.fullmatch(request_id):
-            yield request_id
+    numbered = rest.rpartition("_")[0]
+    candidates = {"msg": (rest, numbered), "rs": (rest,), "fc": (numbered,)}.get(kind, ())
+    return (each for each in candidates if REQUEST_ID.fullmatch(each))
 
 
-async def _output(api: Api, tenant: Tenant, request_id: str) -> Sequence[OutputItem]:
+async def _output(api: Api, tenant: Tenant, request_id: str) -> Sequence[OutputItem] | None:
+    """None: there is no such response, or it has not ended."""
     try:
         stored = await StoredResponse.find(api, tenant, ID_PREFIX + request_id)
-        status = await api.generation_service.status(request_id, tenant)
-        return (await stored.whole()).output if status.done is not None else ()
+        seen = await api.generation_service.status(request_id, tenant)
+        return (await stored.whole()).output if seen.done is not None else None
     except NotFound:
-        return ()
+        return None
 
 
 def _as_input(item: OutputItem) -> InputItem:

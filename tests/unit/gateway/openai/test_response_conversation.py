@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.openai.responses.conversation import newest
+from gateway.openai.responses.conversation import newest, origins_of
 from gateway.values.generation_request import Message
 
 ROLES = st.sampled_from(["system", "user", "assistant", "tool"])
@@ -31,3 +32,20 @@ async def test_the_newest_that_fit_and_none_less(turns: list[Message], room: int
     possible = [turns, *([*turns[:head], *turns[start:]] for start in starts)]
     assert found == next((each for each in possible if size(each) <= room), possible[-1])
     assert asked <= max(len(starts), 1).bit_length() + 1
+
+
+@pytest.mark.parametrize(
+    ("id", "requests"),
+    [
+        ("msg_x", ["x"]),
+        ("msg_x_1", ["x_1", "x"]),
+        ("rs_x_1", ["x_1"]),
+        # As many calls as one likes, and one look for them.
+        ("fc_x_1", ["x"]),
+        ("fc_x", []),
+        ("msg_a/b", []),
+        ("resp_x", []),
+    ],
+)
+def test_whose_output_an_item_may_be_of(id: str, requests: list[str]) -> None:
+    assert list(origins_of(id)) == requests
