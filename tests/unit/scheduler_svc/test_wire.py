@@ -20,7 +20,7 @@ from kaiten.v1.common_pb2 import (
     TokenSequence,
     WorkerDescription,
 )
-from kaiten.v1.ledger_pb2 import ClockStep, SubmitRecord
+from kaiten.v1.ledger_pb2 import SubmitRecord
 from kaiten.v1.worker_service_pb2 import Join as JoinMessage
 from kaiten.v1.worker_service_pb2 import Plan as PlanMessage
 from kaiten.v1.worker_service_pb2 import RowLogprobs, RowSampling
@@ -28,7 +28,6 @@ from ledger import InboxEntry
 from scheduler_svc import wire
 from scheduler_svc.core.outcome import Finished, Join, Plan, RequestOver
 from scheduler_svc.core.types import Feature, Reason, ResultRejected, StepResult, WorkerSpec
-from scheduler_svc.store_clock import stepped
 
 U32 = st.integers(0, 2**32 - 1)
 U64 = st.integers(0, 2**64 - 1)
@@ -448,56 +447,6 @@ def test_a_request_keeps_what_the_core_decides_by(
     else:
         assert request.deadline_ns is None
     assert request.outputs == ()
-
-
-S_NS = 1_000_000_000
-HOUR_NS = 3600 * S_NS
-
-
-@pytest.mark.parametrize(
-    ("id_ns", "read_ns", "now_ns", "arrived_ns"),
-    [
-        # A millisecond ago; the clocks drifted a little; nobody looked.
-        (10 * HOUR_NS, 10 * HOUR_NS + 10**6, 10 * HOUR_NS + 10**6, 10 * HOUR_NS),
-        (10 * HOUR_NS, 10 * HOUR_NS + 10**6, 10 * HOUR_NS + 10**9, 10 * HOUR_NS),
-        (10 * HOUR_NS, 0, 20 * HOUR_NS, 10 * HOUR_NS),
-        # Never later than now.
-        (10 * HOUR_NS, 10 * HOUR_NS, 10 * HOUR_NS - 10**6, 10 * HOUR_NS - 10**6),
-        # The store's clock was set an hour on: ids go with it.
-        (11 * HOUR_NS, 11 * HOUR_NS + 10**6, 10 * HOUR_NS + 10**6, 10 * HOUR_NS),
-        # An hour back: ids stand still.
-        (10 * HOUR_NS, 9 * HOUR_NS + 10**9, 10 * HOUR_NS + 10**9, 10 * HOUR_NS + 10**9),
-    ],
-)
-def test_a_store_whose_clock_was_set_makes_nobody_late(
-    id_ns: int, read_ns: int, now_ns: int, arrived_ns: int
-) -> None:
-    record = SubmitRecord(n=1, prompt_token_ids=[1])
-    entry_id = f"{id_ns // 1_000_000}-0"
-    entry = InboxEntry(entry_id=entry_id, sequence_id=9, record=record, read_ns=read_ns)
-    assert wire.arrived_ns(entry, now_ns) == arrived_ns
-
-
-@pytest.mark.parametrize(
-    ("id_ns", "arrived_ns"),
-    [
-        # Five seconds before the clock was set an hour on, and five behind that.
-        (10 * HOUR_NS - 5 * S_NS, 11 * HOUR_NS - 5 * S_NS),
-        (11 * HOUR_NS + 5 * S_NS, 11 * HOUR_NS + 5 * S_NS),
-    ],
-)
-def test_nor_under_the_leader_behind(id_ns: int, arrived_ns: int) -> None:
-    """Who begins with the store's clock as it is now."""
-    step = stepped(ClockStep(), 10 * HOUR_NS, 10 * HOUR_NS - S_NS)
-    assert step == ClockStep()
-    step = stepped(step, 11 * HOUR_NS, 10 * HOUR_NS)
-    assert (step.until_unix_ns, step.by_ns) == (10 * HOUR_NS, HOUR_NS)
-    # It goes on to look, under the leader behind as well.
-    assert stepped(step, 11 * HOUR_NS + S_NS, 10 * HOUR_NS + S_NS) == step
-    assert stepped(step, 12 * HOUR_NS, 12 * HOUR_NS) == step
-    record = SubmitRecord(n=1, prompt_token_ids=[1])
-    entry = InboxEntry(entry_id=f"{id_ns // 1_000_000}-0", sequence_id=9, record=record)
-    assert wire.arrived_ns(entry, 11 * HOUR_NS + 10 * S_NS, step) == arrived_ns
 
 
 def test_a_resumed_request_brings_its_outputs() -> None:
