@@ -59,7 +59,7 @@ async def test_it_is_retrieved_whole_and_equal(tmp_path: Path) -> None:
             assert found.usage.output_tokens == undisturbed.usage.output_tokens
             assert (found.instructions, found.status) == ("Be brief.", "incomplete")
             said = await client.conversations.items.list(talk.id)
-            assert [each.content[0].text async for each in said] == [  # type: ignore[union-attr]
+            assert [each.content[0].text async for each in said] == [  # type: ignore[index, union-attr]
                 found.output_text, ASKED["input"],
             ]  # fmt: skip
             going_on = await client.responses.create(
