@@ -1,6 +1,6 @@
 """Where a request's time went: the leader knows, whoever is asked."""
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import grpc
 
@@ -23,6 +23,13 @@ OF_OTHERS: Final = (
 )
 
 
+class Explained(NamedTuple):
+    """A request's time by choice, and its span as its record has it; None: that is not known."""
+
+    choices: list[ChoiceTimeline]
+    traceparent: str | None
+
+
 class Explainer:
     """One per gateway."""
 
@@ -30,15 +37,18 @@ class Explainer:
         self._leader = leader
         self._asked = AtMost(AT_ONCE, "requests that are explained")
 
-    async def timelines(self, ledger_id: str, *, is_operator: bool) -> list[ChoiceTimeline]:
-        """By choice. NotFound: the leader does not know the request; Unavailable: nobody leads;
+    async def timelines(self, ledger_id: str, *, is_operator: bool) -> Explained:
+        """NotFound: the leader does not know the request; Unavailable: nobody leads;
         Overloaded: so many are asked for already.
         """
         with self._asked:
             found = await self._of_leader(ledger_id)
-        return found if is_operator else [scrubbed(each) for each in found]
+        if not is_operator:
+            for choice in found.choices:
+                scrub(choice)
+        return found
 
-    async def _of_leader(self, ledger_id: str) -> list[ChoiceTimeline]:
+    async def _of_leader(self, ledger_id: str) -> Explained:
         request = ReadTimelineRequest(id=ledger_id)
         try:
             response: ReadTimelineResponse = await self._leader.ask(
@@ -51,13 +61,13 @@ class Explainer:
             if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
                 raise Overloaded("the leader explains as many as it can", 1.0) from None
             raise Unavailable(f"the leader: {error.details()}") from None
-        return list(response.choices)
+        is_told = response.HasField("traceparent")
+        return Explained(list(response.choices), response.traceparent if is_told else None)
 
 
-def scrubbed(choice: ChoiceTimeline) -> ChoiceTimeline:
-    """Without whose worker it was, who stood before it and who beside it."""
+def scrub(choice: ChoiceTimeline) -> None:
+    """Leave it without whose worker it was, who stood before it and who beside it."""
     choice.ClearField("batch_mate_ids")
     for interval in choice.intervals:
         for field in OF_OTHERS:
             interval.ClearField(field)
-    return choice
