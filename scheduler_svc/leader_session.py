@@ -96,6 +96,7 @@ class LeaderSession:
             self, self._leader, clock=clock, meters=meters, tracing=tracing, peers=peers or Peers()
         )
         self._requests = RequestBook(archive)
+        self.traceparent_of = self._requests.traceparent_told
         self.timelines = Timelines()
         self._commits = CommitQueue(ledger, leader, settings, clock, self._on_commit, archive)
         # Everything up to here is in the pieces that the next fold will take.
