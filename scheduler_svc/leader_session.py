@@ -405,9 +405,7 @@ class LeaderSession:
     # Requests
 
     def _submit(self, entry: InboxEntry, record: SubmitRecord) -> None:
-        """Take a new request in. Recovery may have seen the entry already."""
-        if entry.sequence_id in self._requests:
-            return
+        """Take a new request in."""
         self._requests.add(BookedRequest(entry=entry, record=record))
         arrived_ns = wire.arrived_ns(entry, self.now_ns())
         request = wire.request_from_proto(entry, record, arrived_ns)
