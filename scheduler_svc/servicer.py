@@ -143,11 +143,14 @@ class Servicer(SchedulerServiceServicer):
         with self._explained:
             session = self._leading()
             known, now_ns = session.timelines, session.now_ns()
+            tracks = known.tracks(request.id)
+            traceparent = session.traceparent_of(tracks[0].sequence_id) if tracks else ""
             timelines = await asyncio.to_thread(timelines_of, known.snapshot(request.id, now_ns))
         if not timelines:
             raise NotFound(f"a timeline of request {request.id[:TEXT_CHARS_MAX]!r}")
         names = known.names(mentioned(timelines))
-        return ReadTimelineResponse(choices=[timeline_to_proto(each, names) for each in timelines])
+        told = [timeline_to_proto(each, names) for each in timelines]
+        return ReadTimelineResponse(choices=told, traceparent=traceparent)
 
     async def Rehearse(self, request: Any, context: Any) -> RehearseResponse:
         asks = asks_from_proto(request)

@@ -94,7 +94,7 @@ async def explain(api: Api, exchange: HttpExchange, _body: None) -> None:
         request_id = request_id.removeprefix(prefix)
     if not REQUEST_ID.fullmatch(request_id):
         raise InvalidRequest("id", f"must match {REQUEST_ID.pattern}")
-    choices = await api.generation_service.explain(request_id, exchange.tenant, of)
+    choices, _ = await api.generation_service.explain(request_id, exchange.tenant, of)
     await exchange.send_json(200, Explained(id=public, choices=[_choice(each) for each in choices]))
 
 

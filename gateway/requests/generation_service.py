@@ -263,17 +263,21 @@ class GenerationService:
         ends, done = replay(result, self._presenter.presentation(result.render, request_id))
         return RequestStatus(ends=ends, done=done)
 
-    async def explain(self, request_id: str, tenant: Tenant, of: str = "") -> list[ChoiceTimeline]:
-        """Where its time went. `of`: the tenant whose it is, which only operators may name."""
+    async def explain(
+        self, request_id: str, tenant: Tenant, of: str = ""
+    ) -> tuple[list[ChoiceTimeline], str]:
+        """Where its time went, and the trace of its spans; empty: it has none. `of`: the tenant
+        whose it is, which only operators may name.
+        """
         if of and of != tenant.name and not tenant.is_operator:
             raise Forbidden("tenant: only an operator's key may name another tenant")
         if not request_id:
             raise InvalidRequest("request_id", "must be given")
         check_request_id(request_id)
         ledger_id = f"{of or tenant.name}:{request_id}"
-        choices = await self._explainer.timelines(ledger_id, is_operator=tenant.is_operator)
-        self._deliveries.add_to(ledger_id, choices)
-        return choices
+        found = await self._explainer.timelines(ledger_id, is_operator=tenant.is_operator)
+        self._deliveries.add_to(ledger_id, found.choices)
+        return found.choices, self._tracing.trace_id(ledger_id, found.traceparent)
 
     def check_turns(self, prompt: ChatPrompt) -> None:
         """InvalidRequest: nobody could go on with them, whatever else is asked."""
@@ -381,10 +385,6 @@ class GenerationService:
             timeout_s=self._timeout_s if request.timeout_s is None else request.timeout_s,
             traceparent=trace.traceparent(f"{tenant.name}:{request_id}", request.traceparent),
         )
-
-    def trace_id(self, request_id: str, tenant: Tenant, of: str = "") -> str:
-        """Of a request's spans; empty: this gateway makes none."""
-        return self._tracing.trace_id(f"{of or tenant.name}:{request_id}")
 
     async def _grammar(self, request: GenerationRequest, tenant: Tenant) -> str:
         """What workers keep to; empty: anything."""

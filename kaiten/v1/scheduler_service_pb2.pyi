@@ -48,10 +48,12 @@ class ReadTimelineRequest(_message.Message):
     def __init__(self, id: _Optional[str] = ...) -> None: ...
 
 class ReadTimelineResponse(_message.Message):
-    __slots__ = ("choices",)
+    __slots__ = ("choices", "traceparent")
     CHOICES_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     choices: _containers.RepeatedCompositeFieldContainer[_timeline_pb2.ChoiceTimeline]
-    def __init__(self, choices: _Optional[_Iterable[_Union[_timeline_pb2.ChoiceTimeline, _Mapping]]] = ...) -> None: ...
+    traceparent: str
+    def __init__(self, choices: _Optional[_Iterable[_Union[_timeline_pb2.ChoiceTimeline, _Mapping]]] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class ReadArchiveRequest(_message.Message):
     __slots__ = ("after_epoch", "after_seq", "since_unix_ns", "until_unix_ns", "id")

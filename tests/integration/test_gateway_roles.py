@@ -95,8 +95,7 @@ async def stack(
     tmp_path: Path, redis_url: str, cell: str, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Stack]:
     monkeypatch.setattr("gateway.wrong_keys.WAIT_S_MAX", 0.0)
-    monkeypatch.setattr("gateway.cell.operators.NOBODY_LEADS_S_MAX", 0.0)
-    monkeypatch.setattr("gateway.cell.explaining.LEADERLESS_S_MAX", 0.0)
+    monkeypatch.setattr("gateway.cell.leader.LEADERLESS_S_MAX", 0.0)
     keys = tmp_path / "keys.toml"
     digest = {name: hashlib.sha256(name.encode()).hexdigest() for name in ("tenant", "operator")}
     keys.write_text(
