@@ -21,7 +21,7 @@ from tests.support.whole_stack import MODEL, Door, WholeStack, wait_until
 GREEDY: Any = {"model": MODEL, "temperature": 0}
 LONG: Any = {
     "model": MODEL,
-    "max_output_tokens": 900,
+    "max_output_tokens": 800,
     "extra_body": {"ignore_eos": True, "seed": 3},
 }
 CALL: Any = {
@@ -201,7 +201,9 @@ def test_the_same_request_again_is_a_part_of_it_once(client: OpenAI) -> None:
     asked: Any = {**GREEDY, "conversation": id, "input": "Hello!"}
     first = client.responses.create(**asked, **named)
     client.conversations.items.create(id, items=[{"role": "user", "content": "Well?"}])
+    other = client.responses.create(**LONG, conversation=id, input="Soup?", background=True)
     assert client.responses.create(**asked, **named) == first
+    client.responses.cancel(other.id)
     assert len(items_of(client, id)) == 3
 
 

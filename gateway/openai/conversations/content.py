@@ -40,12 +40,13 @@ class Content(Struct, frozen=True, kw_only=True):
         return next((each for each in self.rounds if each.is_open), None)
 
     def has_round_of(self, request_id: str) -> bool:
-        return any(each.request_id == request_id for each in self.rounds)
+        return bool(request_id) and any(each.request_id == request_id for each in self.rounds)
 
     def before(self, request_id: str) -> "Content":
         """What there was when that response began; all of it, if it is none of these."""
-        ids = [each.request_id for each in self.rounds]
-        end = ids.index(request_id) if request_id and request_id in ids else len(ids)
+        if not self.has_round_of(request_id):
+            return self
+        end = next(i for i, each in enumerate(self.rounds) if each.request_id == request_id)
         return msgspec.structs.replace(self, rounds=self.rounds[:end])
 
     def with_round(self, added: Round) -> "Content":

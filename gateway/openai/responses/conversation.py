@@ -38,7 +38,7 @@ async def before(api: Api, tenant: Tenant, body: ResponseBody, request_id: str =
     except NotFound as error:
         raise InvalidRequest(field, f"names {id!r}, which is not here: {error.why}") from None
     waiting = found.content.open_round
-    if waiting is not None and waiting.request_id != request_id:
+    if waiting is not None and not found.content.has_round_of(request_id):
         response = f"{ID_PREFIX}{waiting.request_id}"
         raise InvalidRequest(field, f"names {id!r}, whose {response} has not ended yet")
     return Before(turns_of_items(found.content.before(request_id).items), found)

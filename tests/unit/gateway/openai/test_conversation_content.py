@@ -34,6 +34,7 @@ def test_what_was_there_when_a_response_began(content: Content) -> None:
     assert content.has_round_of("r1")
     assert ids(content.before("r1")) == ["a"]
     for other in ("", "r2"):
+        assert not content.has_round_of(other)
         assert content.before(other).rounds == content.rounds
 
 
