@@ -38,7 +38,7 @@ from scheduler_svc.core.outcome import Outcome
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.types import Reason, ResultRejected
 from scheduler_svc.idle_check import IdleCheck
-from scheduler_svc.inbox import entries_behind
+from scheduler_svc.inbox import Inbox
 from scheduler_svc.journal import Journal
 from scheduler_svc.links import WorkerLink
 from scheduler_svc.live_view import Looks, Moment, View, look
@@ -145,7 +145,9 @@ class LeaderSession:
                 self.tell(cancel_from_proto(entry.record))
         if before.HasField("handover"):
             self.tell(handed_over_from_proto(before.handover))
-        self._cursor = recovered.cursor
+        self._inbox = Inbox(
+            self._ledger, recovered.cursor, self._clock, self._requests, self._commits
+        )
         log.info("leadership.started", epoch=self.leader.epoch, resumed=self.core.live_count)
 
     async def run(self) -> None:
@@ -403,9 +405,7 @@ class LeaderSession:
     # Requests
 
     def _submit(self, entry: InboxEntry, record: SubmitRecord) -> None:
-        """Take a new request in. Recovery may have seen the entry already."""
-        if entry.sequence_id in self._requests:
-            return
+        """Take a new request in."""
         self._requests.add(BookedRequest(entry=entry, record=record))
         arrived_ns = wire.arrived_ns(entry, self.now_ns())
         request = wire.request_from_proto(entry, record, arrived_ns)
@@ -430,7 +430,7 @@ class LeaderSession:
     # Tasks
 
     async def _read_inbox(self) -> None:
-        async for entry in entries_behind(self._ledger, self._cursor, self._clock):
+        async for entry in self._inbox.entries():
             if isinstance(entry.record, SubmitRecord):
                 self._submit(entry, entry.record)
             else:

@@ -1,7 +1,7 @@
 """The live requests as the ledger holds them: what the core does not need to decide."""
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -54,6 +54,10 @@ class RequestBook:
 
     def __contains__(self, sequence_id: SequenceId) -> bool:
         return sequence_id in self._by_sequence_id
+
+    def sequence_ids(self) -> Set[SequenceId]:
+        """Of every choice, as of now."""
+        return self._by_sequence_id.keys() | ()
 
     def add(self, accepted: BookedRequest) -> None:
         """A request is live from here to `remove`."""
