@@ -10,7 +10,6 @@ import structlog
 from gateway import tenants
 from gateway.app import create_api, create_app
 from gateway.cell.explaining import Explainer
-from gateway.cell.leader import LeaderClient
 from gateway.cell.ledger_session import LedgerLink
 from gateway.cell.operators import Operators
 from gateway.cell.readiness import Readiness, ReadinessLimits
@@ -97,7 +96,7 @@ class GatewayService:
             tracing=Tracing(self._spans, model=self._card.name),
             request_log=RequestLog(is_on=config.log_requests),
             grammars=self._grammars,
-            explainer=Explainer(LeaderClient(self.link, SystemClock(), self._peers)),
+            explainer=Explainer(self.link, SystemClock(), self._peers),
             streams_max=config.streams_max,
             timeout_s=config.request_timeout_s or None,
         )

@@ -1,14 +1,19 @@
-"""Where a request's time went: the leader knows, whoever is asked."""
+"""Where a request's time went: the leader knows, whoever is asked, and else the archives do."""
 
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import grpc
 
 from gateway.cell.leader import LeaderClient
+from gateway.cell.ledger_session import LedgerLink
+from gateway.cell.replays import Caller, Replays
 from kaiten.v1.scheduler_service_pb2 import ReadTimelineRequest, ReadTimelineResponse
 from kaiten.v1.timeline_pb2 import ChoiceTimeline
-from service_kit.errors import NotFound, Overloaded, Unavailable
+from service_kit.clock import Clock
+from service_kit.errors import Overloaded, Unavailable
 from service_kit.grpc_health import AtMost
+from service_kit.peers import Peers
 
 CALL_S: Final = 5.0
 # Requests that are explained at once, of all tenants: each is a call of the leader.
@@ -24,31 +29,46 @@ OF_OTHERS: Final = (
 
 
 class Explained(NamedTuple):
-    """A request's time by choice, and its span as its record has it; None: that is not known."""
+    """A request by its id in the ledger: its time by choice, and its span as its record has it;
+    None: that is not known.
+    """
 
-    choices: list[ChoiceTimeline]
+    id: str
+    choices: Sequence[ChoiceTimeline]
     traceparent: str | None
 
 
 class Explainer:
     """One per gateway."""
 
-    def __init__(self, leader: LeaderClient) -> None:
-        self._leader = leader
+    def __init__(self, link: LedgerLink, clock: Clock, peers: Peers) -> None:
+        self._leader = LeaderClient(link, clock, peers)
+        self._replays = Replays(self._leader, clock)
         self._asked = AtMost(AT_ONCE, "requests that are explained")
 
-    async def timelines(self, ledger_id: str, *, is_operator: bool) -> Explained:
-        """NotFound: the leader does not know the request; Unavailable: nobody leads;
-        Overloaded: so many are asked for already.
+    async def timelines(self, ledger_ids: Sequence[str], caller: Caller) -> Explained:
+        """Of the first of these requests that somebody knows. NotFound: nobody does; Unavailable:
+        nobody leads; Overloaded: so many are asked for already.
         """
-        with self._asked:
-            found = await self._of_leader(ledger_id)
-        if not is_operator:
+        found = await self._of_leader(ledger_ids)
+        if found is None:
+            found = await self._of_archives(ledger_ids, caller)
+        else:
+            await self._replays.fill(found.id, found.choices, caller)
+        if not caller.is_operator:
             for choice in found.choices:
                 scrub(choice)
         return found
 
-    async def _of_leader(self, ledger_id: str) -> Explained:
+    async def _of_leader(self, ledger_ids: Sequence[str]) -> Explained | None:
+        with self._asked:
+            for id in ledger_ids:
+                if (found := await self._ask(id)) is not None:
+                    return found
+        return None
+
+    async def _ask(self, ledger_id: str) -> Explained | None:
+        """None: the leader does not know it."""
         request = ReadTimelineRequest(id=ledger_id)
         try:
             response: ReadTimelineResponse = await self._leader.ask(
@@ -56,13 +76,17 @@ class Explainer:
             )
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.NOT_FOUND:
-                name = ledger_id.partition(":")[2]
-                raise NotFound(f"request {name!r} (live, or ended of late)") from None
+                return None
             if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
                 raise Overloaded("the leader explains as many as it can", 1.0) from None
             raise Unavailable(f"the leader: {error.details()}") from None
         is_told = response.HasField("traceparent")
-        return Explained(list(response.choices), response.traceparent if is_told else None)
+        return Explained(ledger_id, response.choices, response.traceparent if is_told else None)
+
+    async def _of_archives(self, ledger_ids: Sequence[str], caller: Caller) -> Explained:
+        """As it is, an id of an answer is hardly ever a request's own: that comes last."""
+        told = await self._replays.find(ledger_ids[::-1], caller)
+        return Explained(told.id, told.choices, told.traceparent)
 
 
 def scrub(choice: ChoiceTimeline) -> None:

@@ -29,6 +29,7 @@ from gateway.openai.responses.reply import (
     ToolReply,
 )
 from gateway.requests.validation import Limits, check_option
+from gateway.values import request_ids
 from gateway.values.generation_request import ChatPrompt, GenerationRequest, Message, ToolCall
 from service_kit.errors import InvalidRequest
 
@@ -240,7 +241,7 @@ class ResponseStreamOptions(RequestBody):
 class ResponseBody(SamplingBody):
     """POST /v1/responses."""
 
-    identity: ClassVar[bytes] = b"resp_"
+    identity: ClassVar[bytes] = request_ids.RESPONSE.encode()
 
     input: str | Annotated[list[GivenItem], FAIL_FAST]
     """A user's text, or turns that the model's chat template takes."""

@@ -8,8 +8,9 @@ from gateway.openai.chat import ChatTokenLogprob
 from gateway.openai.listing import Listing
 from gateway.openai.usage import Count, Timing
 from gateway.openai.usage import Usage as OtherUsage
+from gateway.values import request_ids
 
-ID_PREFIX: Final = "resp_"
+ID_PREFIX: Final = request_ids.RESPONSE
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 

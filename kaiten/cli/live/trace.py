@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from google.protobuf.json_format import MessageToDict
 
 from kaiten.cli.complaint import complain
-from kaiten.cli.explain import BAR, MARKS, found_by, phase_of
+from kaiten.cli.explain import BAR, MARKS, asked, phase_of
 from kaiten.client.errors import ApiError
 from kaiten.tls import TLS
 from kaiten.v1.inference_service_pb2 import ExplainResponse
@@ -40,7 +40,7 @@ def trace(
 ) -> int:
     """Print it; the exit code."""
     try:
-        response = found_by(address, tls, request_id, tenant, api_key)
+        response = asked(address, tls, request_id, tenant, api_key)
     except ApiError as error:
         return complain(error, address)
     lines = _json(response, ui) if as_json else lines_of(request_id, response, ui)

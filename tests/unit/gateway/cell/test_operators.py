@@ -8,8 +8,8 @@ import pytest
 from gateway.cell import operators
 from gateway.cell.archives import Part
 from gateway.cell.explaining import Explainer, scrub
-from gateway.cell.leader import LeaderClient
 from gateway.cell.operators import Operators
+from gateway.cell.replays import Caller
 from kaiten.v1.archive_pb2 import ArchiveEntry, ArchiveHeader
 from kaiten.v1.ledger_pb2 import CellRecord
 from kaiten.v1.scheduler_service_pb2 import ReadArchiveRequest, RehearseRequest
@@ -72,8 +72,8 @@ async def rehearsed(link: FakeLink, clock: SleptClock) -> object:
 
 async def explained(link: FakeLink, clock: SleptClock) -> object:
     played: Any = link
-    explainer = Explainer(LeaderClient(played, clock, Peers()))
-    return await explainer.timelines("default:x", is_operator=True)
+    explainer = Explainer(played, clock, Peers())
+    return await explainer.timelines(["default:x"], Caller("default", is_operator=True))
 
 
 async def read(

@@ -4,7 +4,13 @@ import pytest
 
 from gateway.openai.conversations.content import ITEMS_MAX, Content, Round
 from gateway.openai.packing import unpacked
-from gateway.openai.responses.reply import CallItem, CallOutputItem, InputTextReply, MessageItem
+from gateway.openai.responses.reply import (
+    CallItem,
+    CallOutputItem,
+    InputTextReply,
+    Item,
+    MessageItem,
+)
 from service_kit.errors import InvalidRequest
 
 
@@ -50,7 +56,7 @@ def test_an_item_is_taken_out() -> None:
 
 
 async def test_it_comes_back_as_it_was_and_is_bounded() -> None:
-    items = [
+    items: list[Item] = [
         CallItem(id="f", call_id="c", name="n", arguments="{}", status="completed"),
         CallOutputItem(id="o", call_id="c", output="x"),
     ]
