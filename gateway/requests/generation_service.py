@@ -16,7 +16,7 @@ from gateway.children.grammar_process import GrammarProcess
 from gateway.observe.metrics import Meters
 from gateway.observe.request_log import RequestLog
 from gateway.observe.tracing import Trace, Tracing
-from gateway.requests import tool_rules
+from gateway.requests import tool_rules, validation
 from gateway.requests.cancellation import Release, Releases
 from gateway.requests.delivery import Deliveries, Delivery
 from gateway.requests.presentation import Presenter
@@ -39,7 +39,7 @@ from gateway.requests.validation import (
 from gateway.tenants import Tenant
 from gateway.text.detokenizer import decode_in_turns
 from gateway.text.model_card import ModelCard
-from gateway.values.generation_request import GenerationRequest, TokenPrompt
+from gateway.values.generation_request import ChatPrompt, GenerationRequest, TokenPrompt
 from gateway.values.request_ids import own_ids
 from kaiten.v1.inference_service_pb2 import Done as DoneMessage
 from kaiten.v1.ledger_pb2 import RenderOptions, SubmitRecord
@@ -283,6 +283,11 @@ class GenerationService:
         found = await self._explainer.timelines(ledger_ids, caller)
         self._deliveries.add_to(found.id, found.choices)
         return found.choices, self._tracing.trace_id(found.id, found.traceparent)
+
+    def check_turns(self, prompt: ChatPrompt) -> None:
+        """InvalidRequest: nobody could go on with them, whatever else is asked."""
+        validation.check_chat(prompt, self.limits)
+        tool_rules.check_chat(prompt)
 
     async def tokenize(self, request: GenerationRequest, tenant: Tenant) -> Sequence[int]:
         """A prompt's ids, as `generate` would use them, and let in as a request would be."""

@@ -153,6 +153,16 @@ def test_what_is_wrong_with_a_line_is_its_own(client: OpenAI) -> None:
     assert odd["error"]["message"] == "line 11: priority: is not a known field"
 
 
+def test_what_is_only_for_live_requests_is_named(client: OpenAI) -> None:
+    asked: Any = {"background": True, "conversation": f"conv_{'0' * 24}"}
+    url = "/v1/responses"
+    batch = begun(client, [line(field, url, **{field: asked[field]}) for field in asked], url)
+    failed = answers(client, ended(client, batch).error_file_id)
+    told = [each["response"]["body"]["error"] for each in failed]
+    assert [each["param"] for each in told] == list(asked)
+    assert {each["message"].partition(": ")[2] for each in told} == {"is not for lines of a batch"}
+
+
 def test_a_batch_is_cancelled_and_what_was_answered_stays(client: OpenAI) -> None:
     lines = [line("short"), *(line(str(n), max_tokens=900, ignore_eos=True) for n in range(200))]
     after: Any = {"anchor": "created_at", "seconds": 5000}

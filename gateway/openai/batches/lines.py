@@ -150,7 +150,7 @@ async def answer_of(
 
 def _in_batch(body: SamplingBody) -> SamplingBody:
     """Behind all that is live, whatever it says: so many at once would be before everybody."""
-    for field in ("stream", "background"):
-        if getattr(body, field, False):
+    for field in ("stream", "background", "conversation"):
+        if getattr(body, field, None):
             raise InvalidRequest(field, "is not for lines of a batch")
     return body.model_copy(update={"service_tier": "flex", "priority": None})

@@ -2,7 +2,7 @@
 
 from typing import Any, Final, Literal
 
-from msgspec import Struct, field
+from msgspec import UNSET, Struct, UnsetType, field
 
 from gateway.openai.chat import ChatTokenLogprob
 from gateway.openai.listing import Listing
@@ -120,6 +120,10 @@ class ToolChoiceReply(Struct, kw_only=True):
     name: str
 
 
+class ConversationName(Struct):
+    id: str
+
+
 class Asked(Struct, kw_only=True):
     """What a response says of its request. Kept with it, so that it can be told again."""
 
@@ -129,6 +133,7 @@ class Asked(Struct, kw_only=True):
     max_output_tokens: int | None
     metadata: dict[str, str]
     previous_response_id: str | None
+    conversation: ConversationName | None = None
     reasoning: ReasoningReply
     store: bool
     temperature: float
@@ -183,12 +188,14 @@ class InputTokens(Struct, kw_only=True):
 class InputTextReply(Struct):
     type: Literal["input_text", "output_text"]
     text: str
+    # Of what was said, as in an answer.
+    annotations: list[None] | UnsetType = UNSET
 
 
-class InputItem(Struct, kw_only=True, tag_field="type", tag="message"):
+class MessageItem(Struct, kw_only=True, tag_field="type", tag="message"):
     id: str
     role: str
-    status: Literal["completed"] = "completed"
+    status: ItemStatus = "completed"
     content: list[InputTextReply]
 
 
@@ -199,8 +206,11 @@ class CallOutputItem(Struct, kw_only=True, tag_field="type", tag="function_call_
     status: Literal["completed"] = "completed"
 
 
+Item = MessageItem | ReasoningItem | CallItem | CallOutputItem
+
+
 class InputItems(Listing, kw_only=True):
-    data: list[InputItem | ReasoningItem | CallItem | CallOutputItem]
+    data: list[Item]
 
 
 def usage_of(usage: OtherUsage) -> ResponseUsage:
