@@ -4,13 +4,12 @@ Control tokens' texts are looked for here too: that is work for every character.
 """
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, Final
 
 from gateway.children.child import Refused, serve
 from gateway.text.chat_template import ChatTemplate, TemplateFailed
 from gateway.text.control_texts import ControlTexts
-from gateway.text.template_refusal import refused_at
+from gateway.text.template_refusal import Messages, refused_at
 
 MEMORY_BYTES_MAX: Final = 512 << 20
 
@@ -25,7 +24,10 @@ class Renderer:
 
     def __call__(self, question: Mapping[str, Any]) -> Mapping[str, Any]:
         messages, options = self._hide(question["messages"]), self._hide(question["options"])
-        render = partial(self._template.render, **options)
+
+        def render(some: Messages) -> str:
+            return self._template.render(some, **options)
+
         try:
             pieces = self._pieces(render(messages))
         except TemplateFailed as error:

@@ -155,7 +155,8 @@ async def refusals_name_their_message(stack: Stack) -> None:
         await client.chat.completions.create(model=MODEL, messages=[*USER, tool, *USER])
     assert caught.value.param == "messages.1"
     assert caught.value.message.endswith("messages.1: the chat template says: no tools here")
-    turns = [pb.ChatMessage(role=role, content="x") for role in ("user", "user", "tool")]
+    called = pb.ChatMessage(role="tool", content="x", tool_call_id="c")
+    turns = [*[pb.ChatMessage(role="user", content="x")] * 2, called]
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await stack.generate(conversation=pb.Conversation(messages=turns))
     assert "conversation.messages.2: the chat template says: no tools here" in str(
