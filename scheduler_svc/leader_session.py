@@ -363,7 +363,7 @@ class LeaderSession:
     def _plan_one(self, link: WorkerLink, now_ns: int) -> None:
         command = MakePlan(worker_id=link.worker_id)
         outcome = self.core.apply(command, now_ns)
-        self._meters.asked(outcome.passed_over)
+        self._meters.asked(link.address, outcome.passed_over)
         self.watching.asked(self.core.workers[link.worker_id], outcome)
         self.timelines.take(command, outcome, now_ns, self.core.waiting.throttled)
         if outcome.again_ns is not None:
@@ -382,7 +382,7 @@ class LeaderSession:
         tokens = plan.chunk_tokens + plan.decode_rows * most
         message.expected_step_us = link.expected_step_us(tokens)
         link.send(message)
-        self._meters.planned(plan, self.core.workers[link.worker_id].spec)
+        self._meters.planned(link.address, plan, self.core.workers[link.worker_id].spec)
         self._publish(command, outcome, now_ns, message)
 
     def _hold(self, worker_id: str, for_ns: int) -> None:
