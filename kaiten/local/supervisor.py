@@ -52,12 +52,14 @@ class Supervisor:
         return f"Supervisor({', '.join(map(repr, self._children.values()))})"
 
     def stop_by_signals(self) -> None:
-        """Of the program's main thread, whose running loop this must be. Under `nohup` the end of
-        the terminal stays ignored."""
+        """Of the program's main thread, whose running loop this must be. A terminal that ends says
+        so twice (its shell, then the kernel), and nobody means all at once by it; under `nohup` it
+        is ignored."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
-                loop.add_signal_handler(number, self.stop)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            loop.add_signal_handler(signal.SIGHUP, self._asked.set)
 
     async def run(self, on_ready: Callable[[Mapping[str, float]], Awaitable[None]]) -> int:
         """Until asked to stop. `on_ready` gets the seconds each child took. The exit code."""

@@ -82,15 +82,20 @@ def start(tmp_path: Path) -> Start:
     return start
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_everything_stops_in_order(start: Start, number: signal.Signals) -> None:
+@pytest.mark.parametrize("numbers", [[signal.SIGTERM], [signal.SIGHUP, signal.SIGHUP]])
+def test_everything_stops_in_order(start: Start, numbers: list[signal.Signals]) -> None:
     with start() as run:
         run.until("ready|store")
         # Which it is before the services start.
         run.until("starting|scheduler")
         assert run.until("all-ready") == "|".join(("all-ready", *sorted(NAMES)))
-        run.process.send_signal(number)
+        first, *others = numbers
+        run.process.send_signal(first)
+        told = [run.until("stopping|gateway")]
+        for number in others:
+            run.process.send_signal(number)
         code, lines = run.finish()
+    lines = told + lines
     assert code == 0
     ended = run.ended()
     assert ended[:2] == ["gateway", "scheduler"]
@@ -174,7 +179,7 @@ def test_a_signal_during_the_start_stops_what_runs(start: Start) -> None:
     with start("worker-0=never-ready") as run:
         for _ in range(2):
             run.until("ready")  # the store and one other
-        run.process.send_signal(signal.SIGTERM)
+        run.process.send_signal(signal.SIGINT)
         code, _ = run.finish()
     assert code == 0
     assert left_alive(run) == []
