@@ -15,6 +15,7 @@ from gateway.http.web_pages import WebPolicy
 from gateway.openai import chat, completions, explain, health, models, openapi, tokenize
 from gateway.openai.batches import files
 from gateway.openai.batches import operations as batches
+from gateway.openai.conversations import operations as conversations
 from gateway.openai.operation import Api, Operation, routes_of
 from gateway.openai.operators import archive, rehearsals, watch
 from gateway.openai.pages import operations as pages
@@ -28,6 +29,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     *chat.OPERATIONS,
     *completions.OPERATIONS,
     *responses.OPERATIONS,
+    *conversations.OPERATIONS,
     *files.OPERATIONS,
     *batches.OPERATIONS,
     *explain.OPERATIONS,

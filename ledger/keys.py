@@ -70,7 +70,8 @@ class Keys:
 
     def shelf(self, tenant: str) -> tuple[str, str, str, str]:
         """What a tenant keeps, with TTL. Sorted sets: its files and its batches by when they were
-        made, all of them with their bytes by when they leave. String: the sum of the bytes.
+        made, all of them and its conversations with their bytes by when they leave. String: the
+        sum of the bytes.
         """
         own = f"{self.prefix}shelf:{tenant}"
         return f"{own}:files", f"{own}:batches", f"{own}:leaving", f"{own}:bytes"
@@ -82,6 +83,10 @@ class Keys:
     def file_chunk(self, tenant: str, id: str, number: int) -> str:
         """String: a piece of a file, with TTL."""
         return f"{self.file(tenant, id)}:{number}"
+
+    def conversation(self, tenant: str, id: str) -> str:
+        """Hash: content of a conversation and its version, with TTL."""
+        return f"{self.prefix}conversation:{tenant}:{id}"
 
     @property
     def batches(self) -> str:

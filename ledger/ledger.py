@@ -3,6 +3,7 @@
 from typing import Self
 
 from ledger.batches.batches import Batches
+from ledger.batches.conversations import Conversations
 from ledger.batches.files import Files
 from ledger.commits import Commits
 from ledger.durability import check_kind, check_replicas, check_store, is_full
@@ -27,6 +28,7 @@ class Ledger(Submissions, Leadership, Commits):
         self._store = store
         self.files = Files(store)
         self.batches = Batches(store)
+        self.conversations = Conversations(store)
 
     @classmethod
     async def connect(

@@ -58,11 +58,16 @@ BATCH_HOLD: Final = _read("batch_hold")
 FILE_CHUNK: Final = _read("file_chunk")
 FILE_KEEP: Final = _with_shelf("file_keep")
 FILE_DROP: Final = _with_shelf("file_drop")
+CONVERSATION_KEEP: Final = _with_shelf("conversation_keep")
+CONVERSATION_DROP: Final = _with_shelf("conversation_drop")
 SHELF_PAGE: Final = _with_shelf("shelf_page")
 BARRIER: Final = _read("barrier")
 PERMITTED: Final = _read("permitted")
 
 # Whoever gets their reply builds upon it: a client, or the next step.
 PROMISES: Final = frozenset(
-    {SUBMIT, CANCEL, FORGET, COMMIT, BATCH_NEW, BATCH_MOVE, BATCH_LINE, FILE_KEEP, FILE_DROP}
+    {
+        *(SUBMIT, CANCEL, FORGET, COMMIT, BATCH_NEW, BATCH_MOVE, BATCH_LINE, FILE_KEEP, FILE_DROP),
+        *(CONVERSATION_KEEP, CONVERSATION_DROP),
+    }
 )

@@ -1,7 +1,6 @@
 """`kaiten archive steps` and `explain`: what a replay of archives tells (docs/archive.md).
 
-A leadership is replayed from its beginning, whatever is asked of it: a core is what all commands
-have made of it. What cannot be replayed is said on stderr.
+What cannot be replayed is said on stderr.
 """
 
 import sys
@@ -14,9 +13,9 @@ from typing import Annotated, Final
 from cyclopts import App, Parameter
 from google.protobuf.json_format import MessageToJson
 
-from kaiten.v1.archive_pb2 import ArchiveEntry, ArchiveHeader
+from kaiten.v1.archive_pb2 import ArchiveEntry
 from kaiten.v1.inference_service_pb2 import ExplainResponse
-from ledger.archive.reader import EVERYTHING, START, Cursor, Wanted
+from ledger.archive.reader import START, Cursor, Wanted
 from ledger.archive.source import (
     NS,
     Addresses,
@@ -28,16 +27,12 @@ from ledger.archive.source import (
     run,
     time_ns,
 )
+from scheduler_svc.archived_timeline import Asked, archived_timeline, why_skipped
 from scheduler_svc.core.commands import Command
 from scheduler_svc.core.outcome import Outcome
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.types import SequenceId
 from scheduler_svc.decisions import Decision, Decisions, Measured
 from scheduler_svc.replay import Skipped, replay_archive
-from scheduler_svc.timeline import Timelines
-from scheduler_svc.timeline_intervals import mentioned, timelines_of
-from scheduler_svc.timeline_wire import timeline_to_proto
-from scheduler_svc.wire import entry_time_ns
 
 NS_PER_MS: Final = 1_000_000
 app = App(
@@ -70,7 +65,7 @@ def steps(
     """Every iteration's decision, with whom it passed over and why, and what its steps took."""
     source = Source(folders, address, api_key_file, peer_credential_file)
     behind = cursor(after)
-    asked = _Asked(source, id) if id else None
+    asked = Asked(source.entries, id) if id else None
     if asked is not None and not asked.ids:
         return _not_found(id)
     wanted = Wanted(
@@ -94,20 +89,12 @@ def explain(
 ) -> int:
     """Where the time of a request went, as JSON (kaiten.v1.ExplainResponse)."""
     source = Source(folders, address, api_key_file, peer_credential_file)
-    asked = _Asked(source, id)
-    if not asked.ids:
+    told = archived_timeline(source.entries, id)
+    sys.stderr.writelines(f"{each}\n" for each in told.skipped)
+    if not told.choices:
         return _not_found(id)
-    timelines = Timelines()
-    wanted = Wanted(after=Cursor(asked.epoch, 0))
-    for found in replay_archive(asked.until_over(source.entries(wanted)), timelines=timelines):
-        if isinstance(found, Skipped):
-            _skipped(found)
-    choices = timelines_of(timelines.snapshot(id))
-    if not choices:
-        return _not_found(id)
-    names = timelines.names(mentioned(choices))
-    told = ExplainResponse(choices=[timeline_to_proto(each, names) for each in choices])
-    sys.stdout.write(MessageToJson(told, indent=None, preserving_proto_field_name=True) + "\n")
+    response = ExplainResponse(choices=told.choices)
+    sys.stdout.write(MessageToJson(response, indent=None, preserving_proto_field_name=True) + "\n")
     return 0
 
 
@@ -117,49 +104,13 @@ def _not_found(id: str) -> int:
 
 
 def _skipped(found: Skipped) -> None:
-    sys.stderr.write(f"epoch {found.epoch} cannot be replayed behind {found.seq}: {found.why}\n")
-
-
-class _Asked:
-    """The request that is asked for: the leadership in which it came, and its sequences."""
-
-    def __init__(self, source: Source, id: str) -> None:
-        self.epoch, header = 0, ArchiveHeader()
-        self.ids: set[SequenceId] = set()
-        for entry in source.entries(Wanted(id=id)):
-            if entry.HasField("header"):
-                header = entry.header
-            elif entry.HasField("request"):
-                first = entry.request.sequence_id
-                self.ids.update(range(first, first + entry.request.submit.n))
-                if not self.epoch:
-                    is_older = entry_time_ns(entry.request.entry_id) < header.unix_ns
-                    self.epoch = _before(source, header.epoch) if is_older else header.epoch
-
-    def until_over(self, entries: Iterator[ArchiveEntry]) -> Iterator[ArchiveEntry]:
-        """Up to the record that says that all of it has ended."""
-        for entry in entries:
-            yield entry
-            ends = entry.record.finished if entry.HasField("record") else ()
-            if any(end.HasField("done") and end.sequence_id in self.ids for end in ends):
-                return
-
-
-def _before(source: Source, epoch: int) -> int:
-    """The leadership before, whose end says since when a request of then waited for another."""
-    before = epoch
-    for entry in source.entries(EVERYTHING):
-        if entry.HasField("header"):
-            if entry.header.epoch >= epoch:
-                break
-            before = entry.header.epoch
-    return before
+    sys.stderr.write(why_skipped(found) + "\n")
 
 
 class _Printer:
     """Prints what is asked for, of all that is replayed."""
 
-    def __init__(self, *, worker: str, since_ns: int, behind: Cursor, asked: _Asked | None) -> None:
+    def __init__(self, *, worker: str, since_ns: int, behind: Cursor, asked: Asked | None) -> None:
         self._worker, self._since_ns, self._behind, self._asked = worker, since_ns, behind, asked
         self._decisions, self._at = Decisions(), START
         self._shown: set[tuple[str, int]] = set()

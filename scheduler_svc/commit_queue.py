@@ -28,6 +28,7 @@ BATCH_MAX = 64
 # Sequences.
 FOLD_PART_MAX = 256
 RETRY_S = 0.2
+POLL_S = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +114,13 @@ class CommitQueue:
             for index in range(count)
         )
         self._has_more()
+
+    async def acknowledged(self) -> None:
+        """Wait until the ledger has what was put by now; more may be put meanwhile."""
+        if self._queue:
+            last_seq = self._queue[-1].record.seq
+            while self.committed_seq < last_seq:
+                await self._clock.sleep(POLL_S)
 
     async def flushed(self) -> None:
         """Wait until everything put so far is acknowledged."""

@@ -1,27 +1,62 @@
 """The inbox as a leader reads it: every entry once, in order, for as long as it leads."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Set
 from typing import Final
 
+from kaiten.v1.ledger_pb2 import SubmitRecord
 from ledger import InboxEntry, Ledger, StoreLost
+from scheduler_svc.commit_queue import CommitQueue
+from scheduler_svc.core.types import SequenceId
+from scheduler_svc.request_book import RequestBook
 from service_kit.clock import Clock
 from service_kit.errors import Unavailable
 
 BLOCK_MS: Final = 1_000
 ENTRIES_MAX: Final = 256
 RETRY_S: Final = 0.2
+START: Final = "0-0"
 
 
-async def entries_behind(ledger: Ledger, cursor: str, clock: Clock) -> AsyncIterator[InboxEntry]:
-    """Entries behind that one, without an end. Raises StoreLost; waits for a store that is away."""
-    while True:
-        try:
-            entries = await ledger.inbox_read(cursor, block_ms=BLOCK_MS, count=ENTRIES_MAX)
-        except StoreLost:
-            raise
-        except Unavailable:
-            await clock.sleep(RETRY_S)
-            continue
-        for entry in entries:
-            cursor = entry.entry_id
-            yield entry
+class Inbox:
+    """Of one leadership, which has recovered everything up to `cursor`."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        cursor: str,
+        clock: Clock,
+        requests: RequestBook,
+        commits: CommitQueue,
+    ) -> None:
+        self._ledger, self._cursor, self._clock = ledger, cursor, clock
+        self._requests, self._commits = requests, commits
+        # Submits that are not told again.
+        self._taken_in: Set[SequenceId] = frozenset()
+
+    async def entries(self) -> AsyncIterator[InboxEntry]:
+        """Without an end. Raises StoreLost; waits for a store that is away."""
+        while True:
+            try:
+                entries = await self._ledger.inbox_read(
+                    self._cursor, block_ms=BLOCK_MS, count=ENTRIES_MAX
+                )
+            except StoreLost:
+                raise
+            except Unavailable:
+                await self._clock.sleep(RETRY_S)
+                await self._start_again()
+                continue
+            for entry in entries:
+                self._cursor = entry.entry_id
+                is_submit = isinstance(entry.record, SubmitRecord)
+                if not (is_submit and entry.sequence_id in self._taken_in):
+                    yield entry
+
+    async def _start_again(self) -> None:
+        """The store may come back without its last second, or be a replica in its place, with a
+        clock that puts what it takes in before what it lost: behind our cursor nothing would come.
+        """
+        self._taken_in = self._requests.sequence_ids()
+        # Whatever was over by now has left the inbox then.
+        await self._commits.acknowledged()
+        self._cursor = START

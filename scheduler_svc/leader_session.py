@@ -38,7 +38,7 @@ from scheduler_svc.core.outcome import Outcome
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.types import Reason, ResultRejected
 from scheduler_svc.idle_check import IdleCheck
-from scheduler_svc.inbox import entries_behind
+from scheduler_svc.inbox import Inbox
 from scheduler_svc.journal import Journal
 from scheduler_svc.links import WorkerLink
 from scheduler_svc.live_view import Looks, Moment, View, look
@@ -96,6 +96,7 @@ class LeaderSession:
             self, self._leader, clock=clock, meters=meters, tracing=tracing, peers=peers or Peers()
         )
         self._requests = RequestBook(archive)
+        self.traceparent_of = self._requests.traceparent_told
         self.timelines = Timelines()
         self._commits = CommitQueue(ledger, leader, settings, clock, self._on_commit, archive)
         # Everything up to here is in the pieces that the next fold will take.
@@ -144,7 +145,9 @@ class LeaderSession:
                 self.tell(cancel_from_proto(entry.record))
         if before.HasField("handover"):
             self.tell(handed_over_from_proto(before.handover))
-        self._cursor = recovered.cursor
+        self._inbox = Inbox(
+            self._ledger, recovered.cursor, self._clock, self._requests, self._commits
+        )
         log.info("leadership.started", epoch=self.leader.epoch, resumed=self.core.live_count)
 
     async def run(self) -> None:
@@ -360,7 +363,7 @@ class LeaderSession:
     def _plan_one(self, link: WorkerLink, now_ns: int) -> None:
         command = MakePlan(worker_id=link.worker_id)
         outcome = self.core.apply(command, now_ns)
-        self._meters.asked(outcome.passed_over)
+        self._meters.asked(link.address, outcome.passed_over)
         self.watching.asked(self.core.workers[link.worker_id], outcome)
         self.timelines.take(command, outcome, now_ns, self.core.waiting.throttled)
         if outcome.again_ns is not None:
@@ -379,7 +382,7 @@ class LeaderSession:
         tokens = plan.chunk_tokens + plan.decode_rows * most
         message.expected_step_us = link.expected_step_us(tokens)
         link.send(message)
-        self._meters.planned(plan, self.core.workers[link.worker_id].spec)
+        self._meters.planned(link.address, plan, self.core.workers[link.worker_id].spec)
         self._publish(command, outcome, now_ns, message)
 
     def _hold(self, worker_id: str, for_ns: int) -> None:
@@ -402,9 +405,7 @@ class LeaderSession:
     # Requests
 
     def _submit(self, entry: InboxEntry, record: SubmitRecord) -> None:
-        """Take a new request in. Recovery may have seen the entry already."""
-        if entry.sequence_id in self._requests:
-            return
+        """Take a new request in."""
         self._requests.add(BookedRequest(entry=entry, record=record))
         arrived_ns = wire.arrived_ns(entry, self.now_ns())
         request = wire.request_from_proto(entry, record, arrived_ns)
@@ -429,7 +430,7 @@ class LeaderSession:
     # Tasks
 
     async def _read_inbox(self) -> None:
-        async for entry in entries_behind(self._ledger, self._cursor, self._clock):
+        async for entry in self._inbox.entries():
             if isinstance(entry.record, SubmitRecord):
                 self._submit(entry, entry.record)
             else:

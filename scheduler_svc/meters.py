@@ -20,6 +20,7 @@ from scheduler_svc.core.workers import Worker
 from scheduler_svc.decisions import budget_of, tokens_of
 from scheduler_svc.load import NO_LOAD, Load, WorkerLoad, kv_share
 from scheduler_svc.tracing import is_asked_about
+from scheduler_svc.worker_meters import WorkerMeters
 from service_kit.metrics import NO_METER, Number, exemplar, seen
 from service_kit.telemetry import context_of
 
@@ -118,6 +119,7 @@ class Meters:
         self._counts = Counter[str]()
         self._passed_over = Counter[tuple[str, str]]()
         self._spent_ns = Counter(dict.fromkeys(PARTS, 0))
+        self._of_workers = WorkerMeters(meter, lambda: self.load.workers.keys())
         self._count(meter)
         self._gauge(meter)
         self._gauge_load(meter, with_tenants=with_tenants)
@@ -136,21 +138,27 @@ class Meters:
         if is_new:
             self._counts["prompt_tokens"] += prompt_tokens
 
-    def asked(self, passed_over: Iterable[PassedOver]) -> None:
-        """A plan was asked for; whom its stages passed over, whether or not there was one."""
+    def asked(self, worker: str, passed_over: Iterable[PassedOver]) -> None:
+        """A plan was asked for, for the worker at this address; whom its stages passed over,
+        whether or not there was one.
+        """
         for over in passed_over:
-            self._passed_over[over.stage, over.why.name.lower()] += 1
+            reason = over.why.name.lower()
+            self._passed_over[over.stage, reason] += 1
+            self._of_workers.passed_over(worker, over.stage, reason)
 
     def held_back(self, workers: int) -> None:
         """So many workers were not asked for a plan: the store is behind."""
         self._passed_over["plan", Why.STORE_BEHIND.name.lower()] += workers
 
-    def planned(self, plan: Plan, spec: WorkerSpec) -> None:
-        """A plan was made."""
-        counts = self._counts
+    def planned(self, worker: str, plan: Plan, spec: WorkerSpec) -> None:
+        """A plan was made for the worker at this address."""
+        counts, budget, used = self._counts, budget_of(plan, spec), tokens_of(plan, spec)
         counts["num_preemptions"] += len(plan.preempted)
-        counts["budget_tokens"] += budget_of(plan, spec)
-        counts["budget_tokens_used"] += tokens_of(plan, spec)
+        counts["budget_tokens"] += budget
+        counts["budget_tokens_used"] += used
+        hits = sum(join.num_computed_tokens for join in plan.joins)
+        self._of_workers.planned(worker, budget, used, hits)
 
     def stepped(self, tokens: int, timings: StepTimings) -> None:
         """A step was booked, with so many tokens of output."""

@@ -1,8 +1,9 @@
 """The live requests as the ledger holds them: what the core does not need to decide."""
 
-from collections.abc import Iterable
+from collections import OrderedDict
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from kaiten.v1.common_pb2 import TokenLogprobs
 from kaiten.v1.ledger_pb2 import FoldedTokens, SequenceFinished, SubmitRecord
@@ -11,6 +12,9 @@ from ledger import InboxEntry, Recovered
 from scheduler_svc.archiving import Archive
 from scheduler_svc.core.types import SequenceId
 from scheduler_svc.wire import sampling_of_choice
+
+# Requests that are over, as many as timelines are kept of.
+OVER_MAX: Final = 4096
 
 
 class Piece(NamedTuple):
@@ -40,6 +44,8 @@ class RequestBook:
         self._archive = archive
         # By every choice's sequence id.
         self._by_sequence_id: dict[SequenceId, BookedRequest] = {}
+        # Of spans whose requests are over, by the first sequence id, newest last.
+        self._traceparents_over: OrderedDict[SequenceId, str] = OrderedDict()
         # As they come, by the list of the sequences that had a token each: the steps' tokens.
         self._unfolded: dict[int, tuple[list[SequenceId], list[Iterable[int]]]] = {}
         self._unfolded_logprobs: dict[SequenceId, list[TokenLogprobs]] = {}
@@ -48,6 +54,10 @@ class RequestBook:
 
     def __contains__(self, sequence_id: SequenceId) -> bool:
         return sequence_id in self._by_sequence_id
+
+    def sequence_ids(self) -> Set[SequenceId]:
+        """Of every choice, as of now."""
+        return self._by_sequence_id.keys() | ()
 
     def add(self, accepted: BookedRequest) -> None:
         """A request is live from here to `remove`."""
@@ -67,9 +77,14 @@ class RequestBook:
 
     def remove(self, sequence_id: SequenceId) -> None:
         """The request is over: nothing of it is folded any more."""
-        for one in self._sequence_ids(self._by_sequence_id[sequence_id]):
+        over = self._by_sequence_id[sequence_id]
+        for one in self._sequence_ids(over):
             del self._by_sequence_id[one]
             self._logprobs.pop(one, None)
+        if over.record.traceparent:
+            self._traceparents_over[over.entry.sequence_id] = over.record.traceparent
+            if len(self._traceparents_over) > OVER_MAX:
+                self._traceparents_over.popitem(last=False)
 
     @property
     def has_logprobs(self) -> bool:
@@ -90,6 +105,12 @@ class RequestBook:
     def traceparent(self, sequence_id: SequenceId) -> str:
         """Of the request's span, by any choice's sequence id; empty when it has none."""
         return self._by_sequence_id[sequence_id].record.traceparent
+
+    def traceparent_told(self, first: SequenceId) -> str:
+        """The same of a request that is live or was of late, by its first sequence id."""
+        if first in self._by_sequence_id:
+            return self.traceparent(first)
+        return self._traceparents_over.get(first, "")
 
     def committed(self, sequence_ids: list[SequenceId], tokens: Iterable[int]) -> None:
         """What a step brought to live sequences: parallel, and not to be changed any more.

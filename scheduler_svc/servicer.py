@@ -15,6 +15,7 @@ from kaiten.v1.scheduler_service_pb2 import (
     ReadTimelineResponse,
     RegisterResponse,
     RehearseResponse,
+    ReplayTimelineResponse,
     StandByResponse,
     WorkerState,
 )
@@ -27,6 +28,7 @@ from scheduler_svc.leader_session import LeaderSession
 from scheduler_svc.live_view_wire import steps_to_proto
 from scheduler_svc.membership import TEXT_CHARS_MAX, check_registration
 from scheduler_svc.rehearsal import asks_from_proto, configured_for, rehearse
+from scheduler_svc.replaying import replayed
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.timeline_intervals import mentioned, timelines_of
 from scheduler_svc.timeline_wire import timeline_to_proto
@@ -41,6 +43,8 @@ ARCHIVE_READERS_MAX: Final = 4
 WATCHERS_MAX: Final = 16
 # At once; each takes a thread for a fraction of a second.
 EXPLAINED_MAX: Final = 4
+# Each takes a process for up to a minute.
+REPLAYED_MAX: Final = 2
 # Takes a thread for up to a second.
 REHEARSED_MAX: Final = 1
 
@@ -55,6 +59,7 @@ class Servicer(SchedulerServiceServicer):
         self._readers = AtMost(ARCHIVE_READERS_MAX, "readers of the archive")
         self._watchers = AtMost(WATCHERS_MAX, "watchers")
         self._explained = AtMost(EXPLAINED_MAX, "requests that are explained")
+        self._replayed = AtMost(REPLAYED_MAX, "replays of archives")
         self._rehearsed = AtMost(REHEARSED_MAX, "rehearsals")
         self._leader: Leader | None = None
         self._is_over = asyncio.Event()
@@ -143,11 +148,20 @@ class Servicer(SchedulerServiceServicer):
         with self._explained:
             session = self._leading()
             known, now_ns = session.timelines, session.now_ns()
+            tracks = known.tracks(request.id)
+            traceparent = session.traceparent_of(tracks[0].sequence_id) if tracks else ""
             timelines = await asyncio.to_thread(timelines_of, known.snapshot(request.id, now_ns))
         if not timelines:
             raise NotFound(f"a timeline of request {request.id[:TEXT_CHARS_MAX]!r}")
         names = known.names(mentioned(timelines))
-        return ReadTimelineResponse(choices=[timeline_to_proto(each, names) for each in timelines])
+        told = [timeline_to_proto(each, names) for each in timelines]
+        return ReadTimelineResponse(choices=told, traceparent=traceparent)
+
+    async def ReplayTimeline(self, request: Any, context: Any) -> ReplayTimelineResponse:
+        self._leading()
+        with self._replayed:
+            others = [address for address in self.standby_addresses.values() if address]
+            return await replayed(self._settings, request, others)
 
     async def Rehearse(self, request: Any, context: Any) -> RehearseResponse:
         asks = asks_from_proto(request)

@@ -83,6 +83,13 @@ class SchedulerSettings(SchedulingSettings, PartSettings):
     archive_hours: float = Field(
         default=168.0, ge=0.01, le=1e6, description="and what is older than so many hours"
     )
+    replay_s: int = Field(
+        default=60,
+        ge=0,
+        le=600,
+        description="seconds in which an archive is decided again for who asks about a request of"
+        " long ago, beside all other work; 0: it never is",
+    )
     drain_s: float = Field(default=10.0, gt=0, description="limit of a drain after SIGTERM")
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 

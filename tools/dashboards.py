@@ -15,6 +15,8 @@ from typing import Any, Final, NamedTuple
 FOLDER: Final = Path(__file__).parents[1] / "deploy" / "observability" / "grafana" / "dashboards"
 SOURCE: Final = {"type": "prometheus", "uid": "prometheus"}
 WIDTH, HEIGHT, COLUMNS = 8, 8, 24
+# The stage that says why nothing at all was planned is told apart.
+NOT_PLAN: Final = '{stage!="plan"}'
 
 
 class Panel(NamedTuple):
@@ -120,8 +122,18 @@ ENGINE: Final = (
         "ops",
         [
             (
-                rate("kaiten_passed_over_total", "stage, reason", '{stage!="plan"}'),
+                rate("kaiten_passed_over_total", "stage, reason", NOT_PLAN),
                 "{{stage}}: {{reason}}",
+            )
+        ],
+    ),
+    Panel(
+        "Why, by worker: the ten most",
+        "ops",
+        [
+            (
+                f"topk(10, {rate('kaiten_worker_passed_over_total', 'worker, reason', NOT_PLAN)})",
+                "{{worker}}: {{reason}}",
             )
         ],
     ),
@@ -139,7 +151,12 @@ ENGINE: Final = (
             (
                 f"{rate('kaiten_budget_tokens_used_total')} / {rate('kaiten_budget_tokens_total')}",
                 "of first steps",
-            )
+            ),
+            (
+                f"{rate('kaiten_worker_budget_tokens_used_total', 'worker')} "
+                f"/ {rate('kaiten_worker_budget_tokens_total', 'worker')}",
+                "{{worker}}",
+            ),
         ],
     ),
     Panel(
@@ -178,6 +195,10 @@ ENGINE: Final = (
                 f"{rate('kaiten_prefix_cache_hits_total')} "
                 f"/ {rate('kaiten_prefix_cache_queries_total')}",
                 "prompt tokens found, of one",
+            ),
+            (
+                rate("kaiten_worker_prefix_hit_tokens_total", "worker"),
+                "tokens found per second: {{worker}}",
             ),
         ],
     ),

@@ -1,27 +1,23 @@
-"""Where a request's time went: the leader knows, whoever is asked."""
+"""Where a request's time went: the leader knows, whoever is asked, and else the archives do."""
 
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 import grpc
-import structlog
 
+from gateway.cell.leader import LeaderClient
 from gateway.cell.ledger_session import LedgerLink
+from gateway.cell.replays import Caller, Replays
 from kaiten.v1.scheduler_service_pb2 import ReadTimelineRequest, ReadTimelineResponse
-from kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
 from kaiten.v1.timeline_pb2 import ChoiceTimeline
 from service_kit.clock import Clock
-from service_kit.errors import NotFound, Overloaded, Unavailable
+from service_kit.errors import Overloaded, Unavailable
 from service_kit.grpc_health import AtMost
 from service_kit.peers import Peers
 
-log = structlog.get_logger()
-
-RETRY_S: Final = 0.2
 CALL_S: Final = 5.0
 # Requests that are explained at once, of all tenants: each is a call of the leader.
 AT_ONCE: Final = 4
-# A leader's change takes less.
-LEADERLESS_S_MAX: Final = 10.0
 # Of an interval, for operators.
 OF_OTHERS: Final = (
     "behind_sequence_id",
@@ -30,64 +26,72 @@ OF_OTHERS: Final = (
     "stalled_by_id",
     "worker_id",
 )
-# Who does not lead (any more), or is not there: another does, or will soon.
-ELSEWHERE: Final = (
-    grpc.StatusCode.FAILED_PRECONDITION,
-    grpc.StatusCode.UNAVAILABLE,
-    grpc.StatusCode.DEADLINE_EXCEEDED,
-)
+
+
+class Explained(NamedTuple):
+    """A request by its id in the ledger: its time by choice, and its span as its record has it;
+    None: that is not known.
+    """
+
+    id: str
+    choices: Sequence[ChoiceTimeline]
+    traceparent: str | None
 
 
 class Explainer:
     """One per gateway."""
 
     def __init__(self, link: LedgerLink, clock: Clock, peers: Peers) -> None:
-        self._link, self._clock, self._peers = link, clock, peers
+        self._leader = LeaderClient(link, clock, peers)
+        self._replays = Replays(self._leader, clock)
         self._asked = AtMost(AT_ONCE, "requests that are explained")
 
-    async def timelines(self, ledger_id: str, *, is_operator: bool) -> list[ChoiceTimeline]:
-        """By choice. NotFound: the leader does not know the request; Unavailable: nobody leads;
-        Overloaded: so many are asked for already.
+    async def timelines(self, ledger_ids: Sequence[str], caller: Caller) -> Explained:
+        """Of the first of these requests that somebody knows. NotFound: nobody does; Unavailable:
+        nobody leads; Overloaded: so many are asked for already.
         """
+        found = await self._of_leader(ledger_ids)
+        if found is None:
+            found = await self._of_archives(ledger_ids, caller)
+        else:
+            await self._replays.fill(found.id, found.choices, caller)
+        if not caller.is_operator:
+            for choice in found.choices:
+                scrub(choice)
+        return found
+
+    async def _of_leader(self, ledger_ids: Sequence[str]) -> Explained | None:
         with self._asked:
-            found = await self._of_leader(ledger_id)
-        return found if is_operator else [scrubbed(each) for each in found]
+            for id in ledger_ids:
+                if (found := await self._ask(id)) is not None:
+                    return found
+        return None
 
-    async def _of_leader(self, ledger_id: str) -> list[ChoiceTimeline]:
-        give_up_ns = self._clock.monotonic_ns() + LEADERLESS_S_MAX * 1e9
-        while True:
-            lease = (await self._link.cell()).lease
-            found = await self._ask(lease.address, ledger_id) if lease and lease.nonce else None
-            if found is not None:
-                return found
-            if self._clock.monotonic_ns() > give_up_ns:
-                raise Unavailable("no scheduler leads")
-            await self._clock.sleep(RETRY_S)
-
-    async def _ask(self, address: str, ledger_id: str) -> list[ChoiceTimeline] | None:
-        """None: another leads, or nobody."""
-        async with self._peers.channel(address) as channel:
-            read = SchedulerServiceStub(channel).ReadTimeline
-            request = ReadTimelineRequest(id=ledger_id)
-            try:
-                response: ReadTimelineResponse = await self._peers.ask(read, request, CALL_S)
-            except grpc.aio.AioRpcError as error:
-                if error.code() is grpc.StatusCode.NOT_FOUND:
-                    name = ledger_id.partition(":")[2]
-                    raise NotFound(f"request {name!r} (live, or ended of late)") from None
-                if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
-                    raise Overloaded("the leader explains as many as it can", 1.0) from None
-                if error.code() not in ELSEWHERE:
-                    raise Unavailable(f"the scheduler at {address}: {error.details()}") from None
-                log.info("explain.interrupted", address=address, reason=error.details())
+    async def _ask(self, ledger_id: str) -> Explained | None:
+        """None: the leader does not know it."""
+        request = ReadTimelineRequest(id=ledger_id)
+        try:
+            response: ReadTimelineResponse = await self._leader.ask(
+                lambda scheduler: scheduler.ReadTimeline, request, CALL_S
+            )
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.NOT_FOUND:
                 return None
-        return list(response.choices)
+            if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+                raise Overloaded("the leader explains as many as it can", 1.0) from None
+            raise Unavailable(f"the leader: {error.details()}") from None
+        is_told = response.HasField("traceparent")
+        return Explained(ledger_id, response.choices, response.traceparent if is_told else None)
+
+    async def _of_archives(self, ledger_ids: Sequence[str], caller: Caller) -> Explained:
+        """As it is, an id of an answer is hardly ever a request's own: that comes last."""
+        told = await self._replays.find(ledger_ids[::-1], caller)
+        return Explained(told.id, told.choices, told.traceparent)
 
 
-def scrubbed(choice: ChoiceTimeline) -> ChoiceTimeline:
-    """Without whose worker it was, who stood before it and who beside it."""
+def scrub(choice: ChoiceTimeline) -> None:
+    """Leave it without whose worker it was, who stood before it and who beside it."""
     choice.ClearField("batch_mate_ids")
     for interval in choice.intervals:
         for field in OF_OTHERS:
             interval.ClearField(field)
-    return choice

@@ -12,34 +12,26 @@ from contextlib import aclosing
 from typing import Final
 
 import grpc
-import structlog
 
-from gateway.cell.archives import CHANNEL_OPTIONS, Archive, merged, said
+from gateway.cell.archives import CHANNEL_OPTIONS, Archive, merged
+from gateway.cell.leader import LeaderClient, Search
 from gateway.cell.ledger_session import LedgerLink
 from kaiten.v1.archive_pb2 import ArchiveEntry, ArchiveGap
 from kaiten.v1.scheduler_service_pb2 import ReadArchiveRequest, RehearseRequest, RehearseResponse
-from kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
 from kaiten.v1.watch_pb2 import WatchRequest, WatchResponse
 from service_kit.clock import Clock
 from service_kit.errors import InvalidRequest, NotFound, Overloaded, Unavailable
 from service_kit.grpc_health import AtMost
 from service_kit.peers import Peers
 
-log = structlog.get_logger()
-
 SERVICE: Final = "kaiten.v1.SchedulerService"
 STREAMS_MAX: Final = 16
-RETRY_S: Final = 0.2
 REHEARSE_S: Final = 20.0
 # Responses that whoever shares a watch may be behind; then a snapshot is next.
 BEHIND_MAX: Final = 32
-# Without a leader, until whoever watches is told so.
-NOBODY_LEADS_S_MAX: Final = 10.0
-# Who does not lead (any more), or is not there: another does, or will soon.
-ELSEWHERE: Final = (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNAVAILABLE)
 
 
-def _refusal(address: str, request: RehearseRequest, error: grpc.aio.AioRpcError) -> Exception:
+def _refusal(request: RehearseRequest, error: grpc.aio.AioRpcError) -> Exception:
     match error.code():
         case grpc.StatusCode.NOT_FOUND:
             return NotFound(f"worker {request.worker_id!r}")
@@ -48,7 +40,7 @@ def _refusal(address: str, request: RehearseRequest, error: grpc.aio.AioRpcError
             return InvalidRequest(field, rule)
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
             return Overloaded("the leader is busy with another rehearsal", 1.0)
-    return Unavailable(said(address, error))
+    return Unavailable(f"the leader: {error.details()}")
 
 
 class Told:
@@ -141,8 +133,8 @@ class Operators:
     """One per gateway, for both doors, which have asked who calls."""
 
     def __init__(self, link: LedgerLink, clock: Clock, peers: Peers | None = None) -> None:
-        self._link, self._clock = link, clock
-        self._peers = peers or Peers()
+        self._link, self._peers = link, peers or Peers()
+        self._leader = LeaderClient(link, clock, self._peers)
         self._streams = AtMost(STREAMS_MAX, "operators' streams")
         # By what was asked for, the oldest first.
         self._shared: dict[bytes, list[SharedWatch]] = {}
@@ -190,15 +182,12 @@ class Operators:
 
     async def rehearse(self, request: RehearseRequest) -> RehearseResponse:
         """By whoever leads now. NotFound: it has no such worker; InvalidRequest says its reason."""
-        lease = (await self._link.cell()).lease
-        if lease is None or not lease.nonce:
-            raise Unavailable("no scheduler leads")
-        async with self._peers.channel(lease.address, CHANNEL_OPTIONS) as channel:
-            method = SchedulerServiceStub(channel).Rehearse
-            try:
-                response: RehearseResponse = await self._peers.ask(method, request, REHEARSE_S)
-            except grpc.aio.AioRpcError as error:
-                raise _refusal(lease.address, request, error) from None
+        try:
+            response: RehearseResponse = await self._leader.ask(
+                lambda scheduler: scheduler.Rehearse, request, REHEARSE_S
+            )
+        except grpc.aio.AioRpcError as error:
+            raise _refusal(request, error) from None
         return response
 
     async def _schedulers(self) -> list[str]:
@@ -238,19 +227,17 @@ class Operators:
 
     async def _watched(self, request: WatchRequest) -> AsyncGenerator[bytes, None]:
         """Of one leader after the other, each beginning with a snapshot."""
-        heard_ns = self._clock.monotonic_ns()
-        while True:
-            lease = (await self._link.cell()).lease
-            if lease is not None and lease.nonce:
-                async with aclosing(self._watch(lease.address, request)) as responses:
+        search = self._leader.search()
+        async with aclosing(search.addresses()) as addresses:
+            async for address in addresses:
+                async with aclosing(self._watch(address, request, search)) as responses:
                     async for response in responses:
                         yield response
-                        heard_ns = self._clock.monotonic_ns()
-            if self._clock.monotonic_ns() - heard_ns > NOBODY_LEADS_S_MAX * 1e9:
-                raise Unavailable("no scheduler leads")
-            await self._clock.sleep(RETRY_S)
+                        search.heard()
 
-    async def _watch(self, address: str, request: WatchRequest) -> AsyncGenerator[bytes, None]:
+    async def _watch(
+        self, address: str, request: WatchRequest, search: Search
+    ) -> AsyncGenerator[bytes, None]:
         """For as long as this scheduler leads, unparsed. Nothing, when it does not."""
         proof = self._peers.proof()
         async with self._peers.channel(address, CHANNEL_OPTIONS) as channel:
@@ -263,6 +250,4 @@ class Operators:
             except grpc.aio.AioRpcError as error:
                 if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
                     raise Overloaded("the leader has as many watchers as it takes", 1.0) from None
-                if error.code() not in ELSEWHERE:
-                    raise Unavailable(said(address, error)) from None
-                log.info("watch.interrupted", address=address, reason=error.details())
+                search.missed(address, error)

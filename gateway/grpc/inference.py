@@ -153,8 +153,8 @@ class InferenceServicer(inference_grpc.InferenceServiceServicer):
 
     async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainResponse:
         tenant = await _tenant(self._keyring, context)
-        choices = await self._service.explain(request.request_id, tenant, request.tenant)
-        trace_id = self._service.trace_id(request.request_id, tenant, request.tenant)
+        told = await self._service.explain(request.request_id, tenant, request.tenant)
+        choices, trace_id = told
         return pb.ExplainResponse(choices=choices, trace_id=trace_id)
 
 

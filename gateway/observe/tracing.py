@@ -33,8 +33,6 @@ from service_kit.telemetry import (
 
 # Requests of one gateway that are traced when nothing goes wrong.
 REQUESTS_PER_S: Final = 50
-# Clients' own traces that are remembered.
-CLIENTS_MAX: Final = 4096
 FAILED: Final = frozenset(
     {FinishReason.FINISH_REASON_ERROR, FinishReason.FINISH_REASON_DEADLINE_EXCEEDED}
 )
@@ -111,16 +109,15 @@ class Tracing:
         self._spans = spans
         self._model = model
         self._limit = RateLimit(REQUESTS_PER_S)
-        # Of accepted requests whose clients brought one, by their ids, oldest first.
-        self._clients: dict[str, int] = {}
 
-    def trace_id(self, ledger_id: str) -> str:
-        """In hex: its client's, if that was brought here of late, or else the one that follows from
-        its id. Empty: no spans are made here.
+    def trace_id(self, ledger_id: str, traceparent: str | None) -> str:
+        """In hex, of a request whose record has this. None, of an older leader: the one that
+        follows from its id, where spans are made here. Empty: it has none.
         """
-        if self._spans is None:
-            return ""
-        return f"{self._clients.get(ledger_id) or trace_id_of(ledger_id):032x}"
+        if traceparent is None:
+            return "" if self._spans is None else f"{trace_id_of(ledger_id):032x}"
+        context = context_of(traceparent)
+        return "" if context is None else f"{context.trace_id:032x}"
 
     @contextmanager
     def opening(self, request: GenerationRequest) -> Iterator[Trace]:
@@ -138,10 +135,6 @@ class Tracing:
                 self._put_root(trace, "refused", {}, error=code)
             raise
         trace.accepted_ns = time.time_ns()
-        if trace.parent is not None and not trace.is_repeat:
-            self._clients[trace.ledger_id] = trace.parent.trace_id
-            if len(self._clients) > CLIENTS_MAX:
-                del self._clients[next(iter(self._clients))]
 
     def keeps(self, trace: Trace, reasons: Sequence[FinishReason], done: Done | None) -> bool:
         """Its spans are: as it was decided at first, or as somebody will ask about it."""

@@ -26,6 +26,7 @@ from gateway.openai.request_body import FAIL_FAST, Options, RequestBody
 from gateway.openai.usage import Count, Timing, Usage
 from gateway.requests.validation import Limits, check_option
 from gateway.text.tools.flat import Call
+from gateway.values import request_ids
 from gateway.values.generation_request import ChatPrompt, GenerationRequest, Message
 from service_kit.errors import InvalidRequest
 
@@ -157,7 +158,7 @@ def token_logprobs(tokens: Sequence[TokenLogprob]) -> list[ChatTokenLogprob]:
     ]
 
 
-CHAT: Final = Format("chatcmpl-", ChatChunk, _chunk_choice, _reply)
+CHAT: Final = Format(request_ids.CHAT, ChatChunk, _chunk_choice, _reply)
 
 
 class TextPart(RequestBody):

@@ -14,6 +14,7 @@ from gateway.openai.request_body import IdLists, Ids, Texts
 from gateway.openai.usage import Count, Timing, Usage
 from gateway.requests.validation import Limits, TooMany
 from gateway.text.detokenizer import Pieces, decode
+from gateway.values import request_ids
 from gateway.values.generation_request import GenerationRequest, Prompt, TextPrompt, TokenPrompt
 from service_kit.errors import InvalidRequest
 
@@ -83,7 +84,7 @@ def columns(tokens: Sequence[TokenLogprob]) -> CompletionLogprobs:
     )
 
 
-COMPLETION: Final = Format("cmpl-", CompletionChunk, _chunk_choice, _reply)
+COMPLETION: Final = Format(request_ids.COMPLETION, CompletionChunk, _chunk_choice, _reply)
 
 
 class CompletionBody(GenerationBody):

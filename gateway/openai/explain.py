@@ -7,16 +7,13 @@ from msgspec import Struct
 from starlette.datastructures import QueryParams
 
 from gateway.http.exchange import HttpExchange
-from gateway.openai.chat import CHAT
-from gateway.openai.completions import COMPLETION
 from gateway.openai.operation import LOOKS, Api, Operation, parameter
-from gateway.openai.responses.reply import ID_PREFIX
 from gateway.openai.usage import Count
 from gateway.requests.validation import REQUEST_ID
+from gateway.values.request_ids import own_ids
 from kaiten.v1.timeline_pb2 import ChoiceTimeline, TimelineInterval, TimelinePhase
 from service_kit.errors import InvalidRequest
 
-PREFIXES: Final = (CHAT.id_prefix, COMPLETION.id_prefix, ID_PREFIX)
 Phase = Literal[
     "accept", "queue", "prefill", "decode", "stall", "commit", "deliver", "reader", "unknown"
 ]
@@ -86,15 +83,13 @@ class Explained(Struct, kw_only=True):
 
 
 async def explain(api: Api, exchange: HttpExchange, _body: None) -> None:
-    """While it lives, and of the last few thousand that ended."""
+    """While it lives, of the last few thousand that ended, and of those that archives tell of,
+    which takes some seconds."""
     public = exchange.path["id"]
     of = QueryParams(exchange.scope["query_string"]).get("tenant", "")
-    request_id = public
-    for prefix in PREFIXES:
-        request_id = request_id.removeprefix(prefix)
-    if not REQUEST_ID.fullmatch(request_id):
+    if not REQUEST_ID.fullmatch(own_ids(public)[-1]):
         raise InvalidRequest("id", f"must match {REQUEST_ID.pattern}")
-    choices = await api.generation_service.explain(request_id, exchange.tenant, of)
+    choices, _ = await api.generation_service.explain(public, exchange.tenant, of)
     await exchange.send_json(200, Explained(id=public, choices=[_choice(each) for each in choices]))
 
 

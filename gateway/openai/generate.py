@@ -14,6 +14,7 @@ from gateway.values.generation_request import GenerationRequest
 from service_kit.errors import InvalidRequest
 
 TRACEPARENT_CHARS_MAX: Final = 64
+KEY_HEADER: Final = "idempotency-key"
 # A header, as gRPC's deadline is of the call: what is repeated later is the same request.
 TIMEOUT_HEADER: Final = "x-request-timeout-s"
 TIMEOUT_S: Final = re.compile(r"[0-9]{1,7}(\.[0-9]{1,3})?", re.ASCII)
@@ -57,7 +58,7 @@ async def generate(api: Api, exchange: HttpExchange, body: GenerationBody) -> No
 def _requests(api: Api, exchange: HttpExchange, body: GenerationBody) -> list[GenerationRequest]:
     """The body's, with what the headers say."""
     requests = body.requests(api.generation_service.limits, api.config.prompts_max)
-    if len(requests) > 1 and exchange.header("idempotency-key"):
+    if len(requests) > 1 and exchange.header(KEY_HEADER):
         raise InvalidRequest("Idempotency-Key", "works with a single prompt only")
     return [with_headers(request, exchange) for request in requests]
 
@@ -66,7 +67,7 @@ def with_headers(request: GenerationRequest, exchange: HttpExchange) -> Generati
     """A request that was made of a body, with what the headers say."""
     return replace(
         request,
-        request_id=exchange.header("idempotency-key"),
+        request_id=exchange.header(KEY_HEADER),
         body_hash=exchange.body_digest,
         timeout_s=_timeout_s(exchange.header(TIMEOUT_HEADER)),
         arrived_ns=exchange.arrived_ns,
@@ -88,7 +89,7 @@ def _timeout_s(given: str) -> float | None:
 HEADERS: Final = (
     parameter(
         "header",
-        "idempotency-key",
+        KEY_HEADER,
         f"({REQUEST_ID.pattern})?",
         "names the request: the same key and body again is the same request",
     ),

@@ -11,11 +11,12 @@ from gateway.cell.explaining import Explainer
 from gateway.cell.ledger_session import LedgerLink
 from gateway.cell.queue_position import NOWHERE, QueuePosition, queue_position_of
 from gateway.cell.readiness import Readiness
+from gateway.cell.replays import Caller
 from gateway.children.grammar_process import GrammarProcess
 from gateway.observe.metrics import Meters
 from gateway.observe.request_log import RequestLog
 from gateway.observe.tracing import Trace, Tracing
-from gateway.requests import tool_rules
+from gateway.requests import tool_rules, validation
 from gateway.requests.cancellation import Release, Releases
 from gateway.requests.delivery import Deliveries, Delivery
 from gateway.requests.presentation import Presenter
@@ -30,6 +31,7 @@ from gateway.requests.stream import (
 )
 from gateway.requests.submit_record import Model, to_record
 from gateway.requests.validation import (
+    REQUEST_ID,
     Limits,
     check,
     check_request_id,
@@ -37,7 +39,8 @@ from gateway.requests.validation import (
 from gateway.tenants import Tenant
 from gateway.text.detokenizer import decode_in_turns
 from gateway.text.model_card import ModelCard
-from gateway.values.generation_request import GenerationRequest, TokenPrompt
+from gateway.values.generation_request import ChatPrompt, GenerationRequest, TokenPrompt
+from gateway.values.request_ids import own_ids
 from kaiten.v1.inference_service_pb2 import Done as DoneMessage
 from kaiten.v1.ledger_pb2 import RenderOptions, SubmitRecord
 from kaiten.v1.timeline_pb2 import ChoiceTimeline
@@ -263,17 +266,28 @@ class GenerationService:
         ends, done = replay(result, self._presenter.presentation(result.render, request_id))
         return RequestStatus(ends=ends, done=done)
 
-    async def explain(self, request_id: str, tenant: Tenant, of: str = "") -> list[ChoiceTimeline]:
-        """Where its time went. `of`: the tenant whose it is, which only operators may name."""
+    async def explain(
+        self, request_id: str, tenant: Tenant, of: str = ""
+    ) -> tuple[Sequence[ChoiceTimeline], str]:
+        """Where its time went, by its id as it is or as answers carry it, and the trace of its
+        spans; empty: it has none. `of`: the tenant whose it is, which only operators may name.
+        """
         if of and of != tenant.name and not tenant.is_operator:
             raise Forbidden("tenant: only an operator's key may name another tenant")
         if not request_id:
             raise InvalidRequest("request_id", "must be given")
-        check_request_id(request_id)
-        ledger_id = f"{of or tenant.name}:{request_id}"
-        choices = await self._explainer.timelines(ledger_id, is_operator=tenant.is_operator)
-        self._deliveries.add_to(ledger_id, choices)
-        return choices
+        *_, bare = ids = own_ids(request_id)
+        check_request_id(bare)
+        ledger_ids = [f"{of or tenant.name}:{id}" for id in ids if REQUEST_ID.fullmatch(id)]
+        caller = Caller(tenant.name, tenant.is_operator)
+        found = await self._explainer.timelines(ledger_ids, caller)
+        self._deliveries.add_to(found.id, found.choices)
+        return found.choices, self._tracing.trace_id(found.id, found.traceparent)
+
+    def check_turns(self, prompt: ChatPrompt) -> None:
+        """InvalidRequest: nobody could go on with them, whatever else is asked."""
+        validation.check_chat(prompt, self.limits)
+        tool_rules.check_chat(prompt)
 
     async def tokenize(self, request: GenerationRequest, tenant: Tenant) -> Sequence[int]:
         """A prompt's ids, as `generate` would use them, and let in as a request would be."""
@@ -376,10 +390,6 @@ class GenerationService:
             timeout_s=self._timeout_s if request.timeout_s is None else request.timeout_s,
             traceparent=trace.traceparent(f"{tenant.name}:{request_id}", request.traceparent),
         )
-
-    def trace_id(self, request_id: str, tenant: Tenant, of: str = "") -> str:
-        """Of a request's spans; empty: this gateway makes none."""
-        return self._tracing.trace_id(f"{of or tenant.name}:{request_id}")
 
     async def _grammar(self, request: GenerationRequest, tenant: Tenant) -> str:
         """What workers keep to; empty: anything."""

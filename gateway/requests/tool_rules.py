@@ -26,9 +26,12 @@ MARKS_MAX: Final = 1 << 18
 
 def check(request: GenerationRequest) -> None:
     """InvalidRequest names the first field that is wrong."""
-    prompt = request.prompt
-    if not isinstance(prompt, ChatPrompt):
-        return
+    if isinstance(request.prompt, ChatPrompt):
+        check_chat(request.prompt)
+
+
+def check_chat(prompt: ChatPrompt) -> None:
+    """As `check`, of what is to be said."""
     _check_size(prompt)
     _check_tools(prompt.tools)
     for index, message in enumerate(prompt.messages):

@@ -303,10 +303,11 @@ def _check_prompt(request: GenerationRequest, limits: Limits) -> None:
     elif isinstance(prompt, TextPrompt):
         _check_text(prompt.field, (prompt.text,), limits)
     else:
-        _check_chat(prompt, limits)
+        check_chat(prompt, limits)
 
 
-def _check_chat(prompt: ChatPrompt, limits: Limits) -> None:
+def check_chat(prompt: ChatPrompt, limits: Limits) -> None:
+    """InvalidRequest: its turns are none, or too many."""
     if not prompt.messages:
         raise InvalidRequest(prompt.field, "must hold at least one message")
     if len(prompt.messages) > limits.messages_max:

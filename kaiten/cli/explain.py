@@ -22,7 +22,8 @@ from kaiten.v1.inference_service_pb2 import ExplainRequest, ExplainResponse
 from kaiten.v1.inference_service_pb2_grpc import InferenceServiceStub
 from kaiten.v1.timeline_pb2 import ChoiceTimeline, TimelineInterval, TimelinePhase
 
-CALL_S: Final = 20.0
+# What the leader does not know is looked up in archives, by the scheduler's --replay-s.
+CALL_S: Final = 660.0
 # What the HTTP API writes before a request's id. An id that a gRPC client chose may begin so, too.
 PREFIXES: Final = ("chatcmpl-", "cmpl-", "resp_")
 # Of a gateway without keys.
@@ -68,11 +69,8 @@ def explain(
 ) -> int:
     """Print it; the exit code."""
     try:
-        response = found_by(address, tls, request_id, tenant, api_key)
+        response = asked(address, tls, request_id, tenant, api_key)
     except NotFoundError as error:
-        if (archived := _of_cells_archive(address, tls, request_id, tenant, api_key)) is not None:
-            _show(request_id, archived, as_json=as_json)
-            return 0
         code = complain(error, address)
         hint = from_archive(request_id, tenant)
         sys.stderr.write(f"of long ago, or of a dead leader: {hint}\n")
@@ -130,27 +128,8 @@ def explain_archived(
     return done.returncode
 
 
-def _of_cells_archive(
-    address: str, tls: TLS | None, request_id: str, tenant: str, api_key: str | None
-) -> ExplainResponse | None:
-    """As the archives of the cell's schedulers tell it, through its gateway. None: they are not for
-    who asks, or know nothing of it; or what it takes is not here.
-    """
-    if tls is not None or any(packages.version_of(name) is None for name in packages.SCHEDULER):
-        return None
-    sys.stderr.write("the cell knows nothing of it any more; its archives are read\n")
-    # Nobody sees it in a list of processes, nor on a disk.
-    flags = ["--api-key-file", "/dev/stdin"] if api_key else []
-    done = _replayed([address], request_id, tenant, flags, stdin=api_key or "")
-    return Parse(done.stdout, ExplainResponse()) if done.returncode == 0 else None
-
-
 def _replayed(
-    archives: Sequence[str],
-    request_id: str,
-    tenant: str,
-    flags: Sequence[str] = (),
-    stdin: str = "",
+    archives: Sequence[str], request_id: str, tenant: str, flags: Sequence[str]
 ) -> subprocess.CompletedProcess[str]:
     """By the id as answers carry it, or as it is; what the last of these said."""
     command = [*services.command(services.REPLAY), "explain", *flags]
@@ -161,29 +140,16 @@ def _replayed(
     for id in (request_id, *bare):
         asked_for = [*command, f"{tenant or DEFAULT_TENANT}:{id}", *folders]
         environ = os.environ | services.environ()
-        done = subprocess.run(asked_for, input=stdin, capture_output=True, text=True, env=environ)
+        done = subprocess.run(asked_for, capture_output=True, text=True, env=environ)
         if done.returncode != NOT_FOUND:
             break
     return done
 
 
-def found_by(
-    address: str, tls: TLS | None, request_id: str, tenant: str, api_key: str | None
-) -> ExplainResponse:
-    """By the id as answers carry it, or as it is."""
-    try:
-        return asked(address, tls, request_id, tenant, api_key)
-    except NotFoundError:
-        bare = next((request_id.removeprefix(p) for p in PREFIXES if request_id.startswith(p)), "")
-        if not bare:
-            raise
-        return asked(address, tls, bare, tenant, api_key)
-
-
 def asked(
     address: str, tls: TLS | None, request_id: str, tenant: str, api_key: str | None
 ) -> ExplainResponse:
-    """ApiError: it is not known, or nobody answers."""
+    """By the id as answers carry it, or as it is. ApiError: it is not known, or nobody answers."""
     request = ExplainRequest(request_id=request_id, tenant=tenant)
     with channel_to(address, tls or False, OPTIONS) as channel:
         try:

@@ -109,7 +109,8 @@ class InferenceServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Explain(self, request, context):
-        """Where a request's time went, while it lives and for a while after. NOT_FOUND: the leader does not know it, or not any more.
+        """Where a request's time went, by its id, or as answers over HTTP carry it: while it lives and for a while after from the
+        leader, and else from archives, which takes seconds, up to a minute or what schedulers allow. NOT_FOUND: neither knows it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -29,7 +29,7 @@ from kaiten.v1 import timeline_pb2 as kaiten_dot_v1_dot_timeline__pb2
 from kaiten.v1 import watch_pb2 as kaiten_dot_v1_dot_watch__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!kaiten/v1/scheduler_service.proto\x12\tkaiten.v1\x1a\x17kaiten/v1/archive.proto\x1a\x16kaiten/v1/common.proto\x1a\x16kaiten/v1/ledger.proto\x1a\x18kaiten/v1/timeline.proto\x1a\x15kaiten/v1/watch.proto\"w\n\x0fRehearseRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0e\n\x06policy\x18\x02 \x01(\t\x12-\n\x08requests\x18\x03 \x03(\x0b\x32\x1b.kaiten.v1.RehearsedRequest\x12\x12\n\nbetween_us\x18\x04 \x01(\r\"\\\n\x10RehearsedRequest\x12\x12\n\narrived_us\x18\x01 \x01(\x04\x12\x19\n\x11num_prompt_tokens\x18\x02 \x01(\r\x12\x19\n\x11num_output_tokens\x18\x03 \x01(\r\"j\n\x10RehearseResponse\x12.\n\nconfigured\x18\x01 \x01(\x0b\x32\x1a.kaiten.v1.ConfiguredInput\x12&\n\x05steps\x18\x02 \x01(\x0b\x32\x17.kaiten.v1.WatchedSteps\"!\n\x13ReadTimelineRequest\x12\n\n\x02id\x18\x01 \x01(\t\"B\n\x14ReadTimelineResponse\x12*\n\x07\x63hoices\x18\x01 \x03(\x0b\x32\x19.kaiten.v1.ChoiceTimeline\"v\n\x12ReadArchiveRequest\x12\x13\n\x0b\x61\x66ter_epoch\x18\x01 \x01(\x04\x12\x11\n\tafter_seq\x18\x02 \x01(\x04\x12\x15\n\rsince_unix_ns\x18\x03 \x01(\x04\x12\x15\n\runtil_unix_ns\x18\x04 \x01(\x04\x12\n\n\x02id\x18\x05 \x01(\t\"?\n\x13ReadArchiveResponse\x12(\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x17.kaiten.v1.ArchiveEntry\"\x80\x01\n\x10\x43onfigureRequest\x12;\n\x08settings\x18\x01 \x03(\x0b\x32).kaiten.v1.ConfigureRequest.SettingsEntry\x1a/\n\rSettingsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"C\n\x11\x43onfigureResponse\x12.\n\nconfigured\x18\x01 \x01(\x0b\x32\x1a.kaiten.v1.ConfiguredInput\"P\n\x0fRegisterRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12,\n\x06worker\x18\x02 \x01(\x0b\x32\x1c.kaiten.v1.WorkerDescription\"1\n\x10RegisterResponse\x12\x1d\n\x15heartbeat_interval_ms\x18\x01 \x01(\r\"8\n\x10HeartbeatRequest\x12\x0f\n\x07\x62oot_id\x18\x01 \x01(\t\x12\x13\n\x0bis_draining\x18\x02 \x01(\x08\">\n\x11HeartbeatResponse\x12\x15\n\rmust_register\x18\x01 \x01(\x08\x12\x12\n\nis_drained\x18\x02 \x01(\x08\"!\n\x0eStandByRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\"4\n\x0fStandByResponse\x12!\n\x06leader\x18\x01 \x01(\x0b\x32\x11.kaiten.v1.Leader\"\x11\n\x0fGetStateRequest\"\xb8\x01\n\x10GetStateResponse\x12\x11\n\tis_leader\x18\x01 \x01(\x08\x12!\n\x06leader\x18\x02 \x01(\x0b\x32\x11.kaiten.v1.Leader\x12\x13\n\x0bjournal_seq\x18\x03 \x01(\x04\x12\x0f\n\x07waiting\x18\x04 \x01(\r\x12\x0f\n\x07running\x18\x05 \x01(\r\x12\x0e\n\x06policy\x18\x06 \x01(\t\x12\'\n\x07workers\x18\x07 \x03(\x0b\x32\x16.kaiten.v1.WorkerState\"\xce\x01\n\x0bWorkerState\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x14\n\x0cis_connected\x18\x03 \x01(\x08\x12\x0f\n\x07running\x18\x04 \x01(\r\x12\x13\n\x0b\x62locks_free\x18\x05 \x01(\r\x12\x13\n\x0b\x62lock_count\x18\x06 \x01(\r\x12\x17\n\x0fplans_in_flight\x18\x07 \x01(\r\x12\x31\n\x0b\x64\x65scription\x18\x08 \x01(\x0b\x32\x1c.kaiten.v1.WorkerDescription2\x94\x05\n\x10SchedulerService\x12\x43\n\x08Register\x12\x1a.kaiten.v1.RegisterRequest\x1a\x1b.kaiten.v1.RegisterResponse\x12\x46\n\tHeartbeat\x12\x1b.kaiten.v1.HeartbeatRequest\x1a\x1c.kaiten.v1.HeartbeatResponse\x12\x42\n\x07StandBy\x12\x19.kaiten.v1.StandByRequest\x1a\x1a.kaiten.v1.StandByResponse0\x01\x12\x43\n\x08GetState\x12\x1a.kaiten.v1.GetStateRequest\x1a\x1b.kaiten.v1.GetStateResponse\x12\x46\n\tConfigure\x12\x1b.kaiten.v1.ConfigureRequest\x1a\x1c.kaiten.v1.ConfigureResponse\x12N\n\x0bReadArchive\x12\x1d.kaiten.v1.ReadArchiveRequest\x1a\x1e.kaiten.v1.ReadArchiveResponse0\x01\x12<\n\x05Watch\x12\x17.kaiten.v1.WatchRequest\x1a\x18.kaiten.v1.WatchResponse0\x01\x12O\n\x0cReadTimeline\x12\x1e.kaiten.v1.ReadTimelineRequest\x1a\x1f.kaiten.v1.ReadTimelineResponse\x12\x43\n\x08Rehearse\x12\x1a.kaiten.v1.RehearseRequest\x1a\x1b.kaiten.v1.RehearseResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!kaiten/v1/scheduler_service.proto\x12\tkaiten.v1\x1a\x17kaiten/v1/archive.proto\x1a\x16kaiten/v1/common.proto\x1a\x16kaiten/v1/ledger.proto\x1a\x18kaiten/v1/timeline.proto\x1a\x15kaiten/v1/watch.proto\"w\n\x0fRehearseRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0e\n\x06policy\x18\x02 \x01(\t\x12-\n\x08requests\x18\x03 \x03(\x0b\x32\x1b.kaiten.v1.RehearsedRequest\x12\x12\n\nbetween_us\x18\x04 \x01(\r\"\\\n\x10RehearsedRequest\x12\x12\n\narrived_us\x18\x01 \x01(\x04\x12\x19\n\x11num_prompt_tokens\x18\x02 \x01(\r\x12\x19\n\x11num_output_tokens\x18\x03 \x01(\r\"j\n\x10RehearseResponse\x12.\n\nconfigured\x18\x01 \x01(\x0b\x32\x1a.kaiten.v1.ConfiguredInput\x12&\n\x05steps\x18\x02 \x01(\x0b\x32\x17.kaiten.v1.WatchedSteps\"!\n\x13ReadTimelineRequest\x12\n\n\x02id\x18\x01 \x01(\t\"l\n\x14ReadTimelineResponse\x12*\n\x07\x63hoices\x18\x01 \x03(\x0b\x32\x19.kaiten.v1.ChoiceTimeline\x12\x18\n\x0btraceparent\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\x0e\n\x0c_traceparent\";\n\x15ReplayTimelineRequest\x12\x0b\n\x03ids\x18\x01 \x03(\t\x12\x15\n\rsince_unix_ns\x18\x02 \x01(\x04\"v\n\x16ReplayTimelineResponse\x12\n\n\x02id\x18\x01 \x01(\t\x12*\n\x07\x63hoices\x18\x02 \x03(\x0b\x32\x19.kaiten.v1.ChoiceTimeline\x12\x13\n\x0btraceparent\x18\x03 \x01(\t\x12\x0f\n\x07skipped\x18\x04 \x03(\t\"v\n\x12ReadArchiveRequest\x12\x13\n\x0b\x61\x66ter_epoch\x18\x01 \x01(\x04\x12\x11\n\tafter_seq\x18\x02 \x01(\x04\x12\x15\n\rsince_unix_ns\x18\x03 \x01(\x04\x12\x15\n\runtil_unix_ns\x18\x04 \x01(\x04\x12\n\n\x02id\x18\x05 \x01(\t\"?\n\x13ReadArchiveResponse\x12(\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x17.kaiten.v1.ArchiveEntry\"\x80\x01\n\x10\x43onfigureRequest\x12;\n\x08settings\x18\x01 \x03(\x0b\x32).kaiten.v1.ConfigureRequest.SettingsEntry\x1a/\n\rSettingsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"C\n\x11\x43onfigureResponse\x12.\n\nconfigured\x18\x01 \x01(\x0b\x32\x1a.kaiten.v1.ConfiguredInput\"P\n\x0fRegisterRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12,\n\x06worker\x18\x02 \x01(\x0b\x32\x1c.kaiten.v1.WorkerDescription\"1\n\x10RegisterResponse\x12\x1d\n\x15heartbeat_interval_ms\x18\x01 \x01(\r\"8\n\x10HeartbeatRequest\x12\x0f\n\x07\x62oot_id\x18\x01 \x01(\t\x12\x13\n\x0bis_draining\x18\x02 \x01(\x08\">\n\x11HeartbeatResponse\x12\x15\n\rmust_register\x18\x01 \x01(\x08\x12\x12\n\nis_drained\x18\x02 \x01(\x08\"!\n\x0eStandByRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\"4\n\x0fStandByResponse\x12!\n\x06leader\x18\x01 \x01(\x0b\x32\x11.kaiten.v1.Leader\"\x11\n\x0fGetStateRequest\"\xb8\x01\n\x10GetStateResponse\x12\x11\n\tis_leader\x18\x01 \x01(\x08\x12!\n\x06leader\x18\x02 \x01(\x0b\x32\x11.kaiten.v1.Leader\x12\x13\n\x0bjournal_seq\x18\x03 \x01(\x04\x12\x0f\n\x07waiting\x18\x04 \x01(\r\x12\x0f\n\x07running\x18\x05 \x01(\r\x12\x0e\n\x06policy\x18\x06 \x01(\t\x12\'\n\x07workers\x18\x07 \x03(\x0b\x32\x16.kaiten.v1.WorkerState\"\xce\x01\n\x0bWorkerState\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x14\n\x0cis_connected\x18\x03 \x01(\x08\x12\x0f\n\x07running\x18\x04 \x01(\r\x12\x13\n\x0b\x62locks_free\x18\x05 \x01(\r\x12\x13\n\x0b\x62lock_count\x18\x06 \x01(\r\x12\x17\n\x0fplans_in_flight\x18\x07 \x01(\r\x12\x31\n\x0b\x64\x65scription\x18\x08 \x01(\x0b\x32\x1c.kaiten.v1.WorkerDescription2\xeb\x05\n\x10SchedulerService\x12\x43\n\x08Register\x12\x1a.kaiten.v1.RegisterRequest\x1a\x1b.kaiten.v1.RegisterResponse\x12\x46\n\tHeartbeat\x12\x1b.kaiten.v1.HeartbeatRequest\x1a\x1c.kaiten.v1.HeartbeatResponse\x12\x42\n\x07StandBy\x12\x19.kaiten.v1.StandByRequest\x1a\x1a.kaiten.v1.StandByResponse0\x01\x12\x43\n\x08GetState\x12\x1a.kaiten.v1.GetStateRequest\x1a\x1b.kaiten.v1.GetStateResponse\x12\x46\n\tConfigure\x12\x1b.kaiten.v1.ConfigureRequest\x1a\x1c.kaiten.v1.ConfigureResponse\x12N\n\x0bReadArchive\x12\x1d.kaiten.v1.ReadArchiveRequest\x1a\x1e.kaiten.v1.ReadArchiveResponse0\x01\x12<\n\x05Watch\x12\x17.kaiten.v1.WatchRequest\x1a\x18.kaiten.v1.WatchResponse0\x01\x12O\n\x0cReadTimeline\x12\x1e.kaiten.v1.ReadTimelineRequest\x1a\x1f.kaiten.v1.ReadTimelineResponse\x12U\n\x0eReplayTimeline\x12 .kaiten.v1.ReplayTimelineRequest\x1a!.kaiten.v1.ReplayTimelineResponse\x12\x43\n\x08Rehearse\x12\x1a.kaiten.v1.RehearseRequest\x1a\x1b.kaiten.v1.RehearseResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -47,35 +47,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_READTIMELINEREQUEST']._serialized_start=493
   _globals['_READTIMELINEREQUEST']._serialized_end=526
   _globals['_READTIMELINERESPONSE']._serialized_start=528
-  _globals['_READTIMELINERESPONSE']._serialized_end=594
-  _globals['_READARCHIVEREQUEST']._serialized_start=596
-  _globals['_READARCHIVEREQUEST']._serialized_end=714
-  _globals['_READARCHIVERESPONSE']._serialized_start=716
-  _globals['_READARCHIVERESPONSE']._serialized_end=779
-  _globals['_CONFIGUREREQUEST']._serialized_start=782
-  _globals['_CONFIGUREREQUEST']._serialized_end=910
-  _globals['_CONFIGUREREQUEST_SETTINGSENTRY']._serialized_start=863
-  _globals['_CONFIGUREREQUEST_SETTINGSENTRY']._serialized_end=910
-  _globals['_CONFIGURERESPONSE']._serialized_start=912
-  _globals['_CONFIGURERESPONSE']._serialized_end=979
-  _globals['_REGISTERREQUEST']._serialized_start=981
-  _globals['_REGISTERREQUEST']._serialized_end=1061
-  _globals['_REGISTERRESPONSE']._serialized_start=1063
-  _globals['_REGISTERRESPONSE']._serialized_end=1112
-  _globals['_HEARTBEATREQUEST']._serialized_start=1114
-  _globals['_HEARTBEATREQUEST']._serialized_end=1170
-  _globals['_HEARTBEATRESPONSE']._serialized_start=1172
-  _globals['_HEARTBEATRESPONSE']._serialized_end=1234
-  _globals['_STANDBYREQUEST']._serialized_start=1236
-  _globals['_STANDBYREQUEST']._serialized_end=1269
-  _globals['_STANDBYRESPONSE']._serialized_start=1271
-  _globals['_STANDBYRESPONSE']._serialized_end=1323
-  _globals['_GETSTATEREQUEST']._serialized_start=1325
-  _globals['_GETSTATEREQUEST']._serialized_end=1342
-  _globals['_GETSTATERESPONSE']._serialized_start=1345
-  _globals['_GETSTATERESPONSE']._serialized_end=1529
-  _globals['_WORKERSTATE']._serialized_start=1532
-  _globals['_WORKERSTATE']._serialized_end=1738
-  _globals['_SCHEDULERSERVICE']._serialized_start=1741
-  _globals['_SCHEDULERSERVICE']._serialized_end=2401
+  _globals['_READTIMELINERESPONSE']._serialized_end=636
+  _globals['_REPLAYTIMELINEREQUEST']._serialized_start=638
+  _globals['_REPLAYTIMELINEREQUEST']._serialized_end=697
+  _globals['_REPLAYTIMELINERESPONSE']._serialized_start=699
+  _globals['_REPLAYTIMELINERESPONSE']._serialized_end=817
+  _globals['_READARCHIVEREQUEST']._serialized_start=819
+  _globals['_READARCHIVEREQUEST']._serialized_end=937
+  _globals['_READARCHIVERESPONSE']._serialized_start=939
+  _globals['_READARCHIVERESPONSE']._serialized_end=1002
+  _globals['_CONFIGUREREQUEST']._serialized_start=1005
+  _globals['_CONFIGUREREQUEST']._serialized_end=1133
+  _globals['_CONFIGUREREQUEST_SETTINGSENTRY']._serialized_start=1086
+  _globals['_CONFIGUREREQUEST_SETTINGSENTRY']._serialized_end=1133
+  _globals['_CONFIGURERESPONSE']._serialized_start=1135
+  _globals['_CONFIGURERESPONSE']._serialized_end=1202
+  _globals['_REGISTERREQUEST']._serialized_start=1204
+  _globals['_REGISTERREQUEST']._serialized_end=1284
+  _globals['_REGISTERRESPONSE']._serialized_start=1286
+  _globals['_REGISTERRESPONSE']._serialized_end=1335
+  _globals['_HEARTBEATREQUEST']._serialized_start=1337
+  _globals['_HEARTBEATREQUEST']._serialized_end=1393
+  _globals['_HEARTBEATRESPONSE']._serialized_start=1395
+  _globals['_HEARTBEATRESPONSE']._serialized_end=1457
+  _globals['_STANDBYREQUEST']._serialized_start=1459
+  _globals['_STANDBYREQUEST']._serialized_end=1492
+  _globals['_STANDBYRESPONSE']._serialized_start=1494
+  _globals['_STANDBYRESPONSE']._serialized_end=1546
+  _globals['_GETSTATEREQUEST']._serialized_start=1548
+  _globals['_GETSTATEREQUEST']._serialized_end=1565
+  _globals['_GETSTATERESPONSE']._serialized_start=1568
+  _globals['_GETSTATERESPONSE']._serialized_end=1752
+  _globals['_WORKERSTATE']._serialized_start=1755
+  _globals['_WORKERSTATE']._serialized_end=1961
+  _globals['_SCHEDULERSERVICE']._serialized_start=1964
+  _globals['_SCHEDULERSERVICE']._serialized_end=2711
 # @@protoc_insertion_point(module_scope)

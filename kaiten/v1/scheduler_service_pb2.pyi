@@ -48,10 +48,32 @@ class ReadTimelineRequest(_message.Message):
     def __init__(self, id: _Optional[str] = ...) -> None: ...
 
 class ReadTimelineResponse(_message.Message):
-    __slots__ = ("choices",)
+    __slots__ = ("choices", "traceparent")
     CHOICES_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     choices: _containers.RepeatedCompositeFieldContainer[_timeline_pb2.ChoiceTimeline]
-    def __init__(self, choices: _Optional[_Iterable[_Union[_timeline_pb2.ChoiceTimeline, _Mapping]]] = ...) -> None: ...
+    traceparent: str
+    def __init__(self, choices: _Optional[_Iterable[_Union[_timeline_pb2.ChoiceTimeline, _Mapping]]] = ..., traceparent: _Optional[str] = ...) -> None: ...
+
+class ReplayTimelineRequest(_message.Message):
+    __slots__ = ("ids", "since_unix_ns")
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    SINCE_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    ids: _containers.RepeatedScalarFieldContainer[str]
+    since_unix_ns: int
+    def __init__(self, ids: _Optional[_Iterable[str]] = ..., since_unix_ns: _Optional[int] = ...) -> None: ...
+
+class ReplayTimelineResponse(_message.Message):
+    __slots__ = ("id", "choices", "traceparent", "skipped")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    CHOICES_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    choices: _containers.RepeatedCompositeFieldContainer[_timeline_pb2.ChoiceTimeline]
+    traceparent: str
+    skipped: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, id: _Optional[str] = ..., choices: _Optional[_Iterable[_Union[_timeline_pb2.ChoiceTimeline, _Mapping]]] = ..., traceparent: _Optional[str] = ..., skipped: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ReadArchiveRequest(_message.Message):
     __slots__ = ("after_epoch", "after_seq", "since_unix_ns", "until_unix_ns", "id")

@@ -76,6 +76,11 @@ class SchedulerServiceStub(object):
                 request_serializer=kaiten_dot_v1_dot_scheduler__service__pb2.ReadTimelineRequest.SerializeToString,
                 response_deserializer=kaiten_dot_v1_dot_scheduler__service__pb2.ReadTimelineResponse.FromString,
                 _registered_method=True)
+        self.ReplayTimeline = channel.unary_unary(
+                '/kaiten.v1.SchedulerService/ReplayTimeline',
+                request_serializer=kaiten_dot_v1_dot_scheduler__service__pb2.ReplayTimelineRequest.SerializeToString,
+                response_deserializer=kaiten_dot_v1_dot_scheduler__service__pb2.ReplayTimelineResponse.FromString,
+                _registered_method=True)
         self.Rehearse = channel.unary_unary(
                 '/kaiten.v1.SchedulerService/Rehearse',
                 request_serializer=kaiten_dot_v1_dot_scheduler__service__pb2.RehearseRequest.SerializeToString,
@@ -154,6 +159,15 @@ class SchedulerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReplayTimeline(self, request, context):
+        """The same of a request that the leader does not know (any more), or whose beginning it does not: it has the archives of this
+        cell's schedulers, its own and those of who stand by, decided again, by a process that gives way to all others.
+        FAILED_PRECONDITION from who does not lead; NOT_FOUND: nobody keeps an archive; RESOURCE_EXHAUSTED: it does for others.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Rehearse(self, request, context):
         """What the core would decide for a burst on a worker like one of this cell's that is empty, under any policy, with steps as
         long as those measured there were: for comparison. Nothing is computed, and nothing of the cell changes.
@@ -205,6 +219,11 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.ReadTimeline,
                     request_deserializer=kaiten_dot_v1_dot_scheduler__service__pb2.ReadTimelineRequest.FromString,
                     response_serializer=kaiten_dot_v1_dot_scheduler__service__pb2.ReadTimelineResponse.SerializeToString,
+            ),
+            'ReplayTimeline': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReplayTimeline,
+                    request_deserializer=kaiten_dot_v1_dot_scheduler__service__pb2.ReplayTimelineRequest.FromString,
+                    response_serializer=kaiten_dot_v1_dot_scheduler__service__pb2.ReplayTimelineResponse.SerializeToString,
             ),
             'Rehearse': grpc.unary_unary_rpc_method_handler(
                     servicer.Rehearse,
@@ -429,6 +448,33 @@ class SchedulerService(object):
             '/kaiten.v1.SchedulerService/ReadTimeline',
             kaiten_dot_v1_dot_scheduler__service__pb2.ReadTimelineRequest.SerializeToString,
             kaiten_dot_v1_dot_scheduler__service__pb2.ReadTimelineResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReplayTimeline(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kaiten.v1.SchedulerService/ReplayTimeline',
+            kaiten_dot_v1_dot_scheduler__service__pb2.ReplayTimelineRequest.SerializeToString,
+            kaiten_dot_v1_dot_scheduler__service__pb2.ReplayTimelineResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from kaiten.v1.archive_pb2 import ArchiveEntry, ArchiveGap, ArchiveHeader
 from kaiten.v1.ledger_pb2 import CoreInput, JournalRecord
-from ledger.archive.segment import FORMAT, SUFFIX, Chunk, Damage, read
+from ledger.archive.segment import FORMAT, SUFFIX, Chunk, Damage, Span, read
 
 
 class Cursor(NamedTuple):
@@ -39,6 +39,11 @@ class Wanted:
 
     def is_over(self, unix_ns: int) -> bool:
         return self.until_ns != 0 and unix_ns >= self.until_ns
+
+    def passes_over(self, span: Span, seq: int) -> bool:
+        """Nothing of a chunk is wanted, of a leadership whose records behind `seq` are."""
+        is_past = span.last_seq < seq or span.last_ns < self.since_ns
+        return is_past or self.is_over(span.first_ns)
 
 
 EVERYTHING: Final = Wanted()
@@ -118,7 +123,7 @@ def chunks(
             continue
         header = [ArchiveEntry(header=segment.header)]
         for part in segment.parts()[1:]:
-            kept = list(_wanted_of(part, wanted, segment.epoch))
+            kept = list(_wanted_of(part, wanted, segment.epoch, about))
             if about is not None:
                 kept = [entry for entry in kept if about.concerns(entry)]
             if kept:
@@ -126,7 +131,9 @@ def chunks(
                 header = []
 
 
-def _wanted_of(part: Chunk | Damage, wanted: Wanted, epoch: int) -> Iterator[ArchiveEntry]:
+def _wanted_of(
+    part: Chunk | Damage, wanted: Wanted, epoch: int, about: "_Request | None"
+) -> Iterator[ArchiveEntry]:
     """Records behind the cursor and of the time; what is no record goes with the one before it."""
     if isinstance(part, Damage):
         if not part.is_tail:
@@ -134,10 +141,9 @@ def _wanted_of(part: Chunk | Damage, wanted: Wanted, epoch: int) -> Iterator[Arc
             yield ArchiveEntry(gap=ArchiveGap(reason=reason))
         return
     seq = wanted.after.seq if epoch == wanted.after.epoch else 0
-    passed, last_seq, first_ns, last_ns = part.span
-    if last_seq < seq or last_ns < wanted.since_ns or wanted.is_over(first_ns):
+    if wanted.passes_over(part.span, seq) or (about is not None and about.is_elsewhere(part)):
         return
-    passed -= 1
+    passed = part.span.first_seq - 1
     for entry in part.entries():
         if entry.HasField("record"):
             record, passed = entry.record, entry.record.seq
@@ -153,6 +159,12 @@ class _Request:
     def __init__(self, id: str) -> None:
         self._id = id
         self._sequence_ids = range(0)
+
+    def is_elsewhere(self, chunk: Chunk) -> bool:
+        """It comes later, if at all: known without a look at every entry, which is most of what
+        looking for a request costs.
+        """
+        return not self._sequence_ids and self._id.encode() not in chunk.raw()
 
     def concerns(self, entry: ArchiveEntry) -> bool:
         match entry.WhichOneof("entry"):

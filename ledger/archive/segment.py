@@ -58,13 +58,16 @@ class Chunk(NamedTuple):
     payload: bytes
     raw_bytes: int
 
-    def entries(self) -> Sequence[ArchiveEntry]:
-        """ValueError: not what a writer writes."""
+    def raw(self) -> bytes:
+        """An ArchiveChunk, serialized. ValueError: not what a writer writes."""
         try:
-            raw = zstd.decompress(self.payload)
+            return zstd.decompress(self.payload)
         except zstd.ZstdError as error:
             raise ValueError(str(error)) from None
-        return ArchiveChunk.FromString(raw).entries
+
+    def entries(self) -> Sequence[ArchiveEntry]:
+        """ValueError: not what a writer writes."""
+        return ArchiveChunk.FromString(self.raw()).entries
 
 
 class Damage(NamedTuple):

@@ -1,4 +1,4 @@
-"""What a tenant keeps, files and batches: one bound of their bytes, and lists page by page."""
+"""What a tenant keeps, files, batches and conversations: one bound of their bytes, and lists."""
 
 from typing import Final, NamedTuple
 
@@ -39,7 +39,8 @@ async def page_of(
 
 def too_many_bytes(tenant: str, limit: int, live: int) -> Overloaded:
     return Overloaded(
-        f"too many bytes of files and batches of tenant {tenant} are kept; delete files",
+        f"too many bytes of files, batches and conversations of tenant {tenant} are kept;"
+        " delete some",
         60.0,
         limit,
         live=live,

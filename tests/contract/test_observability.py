@@ -130,7 +130,8 @@ def test_an_alert_says_what_is_the_matter_and_where_to_read_on(name: str) -> Non
     rule = ALERTS[name]
     assert rule["labels"]["severity"] in ("critical", "warning", "info")
     assert rule["annotations"]["summary"]
-    assert rule["annotations"]["runbook_url"] == f"docs/runbooks.md#{name.lower()}"
+    where = "{{ with $externalLabels.runbooks }}{{ . }}{{ else }}docs/runbooks.md{{ end }}"
+    assert rule["annotations"]["runbook_url"] == f"{where}#{name.lower()}"
     assert re.search(r" [<>] [\d.]+$", rule["expr"]), "what is measured, and a number"
 
 
@@ -318,6 +319,25 @@ FIRES: Final[Mapping[str, tuple[Mapping[str, str], Mapping[str, str]]]] = {
 }
 
 
+URL: Final = "https://runbooks.example/kaiten.md"
+
+
+def linked(told: str, where: str) -> dict[str, Any]:
+    """By what Prometheus is told of where the runbooks are, an alert's link."""
+    name, annotations = "KaitenNoLeader", ALERTS["KaitenNoLeader"]["annotations"]
+    link = f"{where}#{name.lower()}"
+    alert = {
+        "exp_labels": ALERTS[name]["labels"],
+        "exp_annotations": {**annotations, "runbook_url": link},
+    }
+    return {
+        "interval": "1m",
+        "external_labels": {"runbooks": told} if told else {},
+        "input_series": [{"series": k, "values": v} for k, v in FIRES[name][0].items()],
+        "alert_rule_test": [{"alertname": name, "eval_time": "30m", "exp_alerts": [alert]}],
+    }
+
+
 @has_promtool
 def test_every_alert_fires_when_it_should_and_not_when_it_should_not(tmp_path: Path) -> None:
     """By Prometheus' own rule tester, half an hour into made-up series."""
@@ -338,6 +358,7 @@ def test_every_alert_fires_when_it_should_and_not_when_it_should_not(tmp_path: P
                     ],
                 }
             )
+    tests += [linked("", "docs/runbooks.md"), linked(URL, URL)]
     file = tmp_path / "alerts.test.yml"
     file.write_text(yaml.safe_dump({"rule_files": [str(FOLDER / "alerts.yml")], "tests": tests}))
     ran = subprocess.run(

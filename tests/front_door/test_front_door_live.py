@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from kaiten.cli.app import main
@@ -15,6 +16,7 @@ from tests.support.whole_stack import WholeStack, wait_until
 
 ROOT = Path(__file__).parents[2]
 SLOTS = 16
+TRACE = "0af7651916cd43dd8448eb211c80319c"
 
 
 def run(*arguments: str) -> None:
@@ -50,13 +52,23 @@ def test_ps_and_trace(
     assert capsys.readouterr().out.startswith("REQUEST")
     run("trace", crowd, "--address", address)
     told = capsys.readouterr().out
-    assert "this gateway makes no spans" in told
+    assert "no spans were made of it" in told
     assert "1 steps" not in told
     assert "kaiten.queue" in told
     run("trace", f"cmpl-{crowd}", "--address", address, "--json")
     told = json.loads(capsys.readouterr().out)
     assert told["url"] is None
     assert "kaiten.queue" in [span["name"] for span in told["spans"]]
+    # Whose client brought a trace: its record says so to every gateway, also to one without spans.
+    body = {"prompt": "The chef", "max_tokens": 1}
+    reply = httpx.post(
+        f"{whole_stack.doors[0].openai}/completions",
+        json=body,
+        headers={"traceparent": f"00-{TRACE}-b7ad6b7169203331-01"},
+        timeout=60,
+    )
+    run("trace", reply.json()["id"], "--address", address)
+    assert f"trace {TRACE}  http://" in capsys.readouterr().out
 
 
 @pytest.mark.skipif(not shutil.which("tmux"), reason="no tmux here: apt install tmux")

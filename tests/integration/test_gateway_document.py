@@ -84,7 +84,7 @@ async def test_every_route_answers_an_empty_body_as_the_document_says(
     http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Nobody leads here, and nobody will.
-    monkeypatch.setattr("gateway.cell.explaining.LEADERLESS_S_MAX", 0.0)
+    monkeypatch.setattr("gateway.cell.leader.LEADERLESS_S_MAX", 0.0)
     document = await document_of(http)
     for path, operations in document["paths"].items():
         url = path.replace("{name}", MODEL).replace("{id}", "nobody")

@@ -43,6 +43,14 @@ ROUTES: Final = {
     "DELETE /v1/responses/{id}": TENANT,
     "POST /v1/responses/{id}/cancel": TENANT,
     "GET /v1/responses/{id}/input_items": TENANT,
+    "POST /v1/conversations": TENANT,
+    "GET /v1/conversations/{id}": TENANT,
+    "POST /v1/conversations/{id}": TENANT,
+    "DELETE /v1/conversations/{id}": TENANT,
+    "POST /v1/conversations/{id}/items": TENANT,
+    "GET /v1/conversations/{id}/items": TENANT,
+    "GET /v1/conversations/{id}/items/{item_id}": TENANT,
+    "DELETE /v1/conversations/{id}/items/{item_id}": TENANT,
     "POST /v1/files": TENANT,
     "GET /v1/files": TENANT,
     "GET /v1/files/{id}": TENANT,
@@ -87,8 +95,7 @@ async def stack(
     tmp_path: Path, redis_url: str, cell: str, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Stack]:
     monkeypatch.setattr("gateway.wrong_keys.WAIT_S_MAX", 0.0)
-    monkeypatch.setattr("gateway.cell.operators.NOBODY_LEADS_S_MAX", 0.0)
-    monkeypatch.setattr("gateway.cell.explaining.LEADERLESS_S_MAX", 0.0)
+    monkeypatch.setattr("gateway.cell.leader.LEADERLESS_S_MAX", 0.0)
     keys = tmp_path / "keys.toml"
     digest = {name: hashlib.sha256(name.encode()).hexdigest() for name in ("tenant", "operator")}
     keys.write_text(

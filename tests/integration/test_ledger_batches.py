@@ -131,7 +131,7 @@ async def test_files_and_batches_are_bounded_together(redis_url: str, cell: str)
     size = BATCH_BYTES + sum(len(word.encode()) for pair in fields.items() for word in pair)
     for number in range(2):
         await ledger.batches.new(BatchName("alice", f"b{number}"), fields, window_s=60)
-    says = r"too many bytes of files and batches of tenant alice are kept; delete files"
+    says = r"bytes of files, batches and conversations of tenant alice are kept; delete some"
     with pytest.raises(Overloaded, match=rf"{says} \(live {2 * size}, files_mb 10000\)"):
         await ledger.batches.new(NAME, fields, window_s=60)
     with pytest.raises(Overloaded, match=says):

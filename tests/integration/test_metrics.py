@@ -229,6 +229,10 @@ def test_where_time_goes_and_how_full_a_worker_is(cell: Cell) -> None:
     used = page("kaiten_budget_tokens_used_total")
     assert 0 < used < page("kaiten_budget_tokens_total")
     assert page("kaiten_passed_over_total", stage="plan") > 0
+    # All there was to do one worker did.
+    assert page("kaiten_worker_budget_tokens_used_total", worker=address) == used
+    assert page("kaiten_worker_passed_over_total", worker=address) > 0
+    assert page("kaiten_worker_prefix_hit_tokens_total", worker=address) >= 0
     assert page("kaiten_leader_changes_total") == 1
     assert page("kaiten_queue_time_forecast_seconds") == 0
     worker = scrape(cell.pages["worker"])

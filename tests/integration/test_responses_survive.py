@@ -37,7 +37,8 @@ async def test_it_is_retrieved_whole_and_equal(tmp_path: Path) -> None:
         async with AsyncOpenAI(
             base_url=f"http://{address}/v1", api_key="any", max_retries=0
         ) as client:
-            response = await client.responses.create(**ASKED)
+            talk = await client.conversations.create()
+            response = await client.responses.create(**ASKED, conversation=talk.id)
             # Without its worker it cannot end, and waits for the others to die and come back.
             worker.kill()
             mortals: list[ServiceProcess | StoreServer] = [
@@ -57,6 +58,10 @@ async def test_it_is_retrieved_whole_and_equal(tmp_path: Path) -> None:
             assert found.output_text == undisturbed.output_text
             assert found.usage.output_tokens == undisturbed.usage.output_tokens
             assert (found.instructions, found.status) == ("Be brief.", "incomplete")
+            said = await client.conversations.items.list(talk.id)
+            assert [each.content[0].text async for each in said] == [  # type: ignore[index, union-attr]
+                found.output_text, ASKED["input"],
+            ]  # fmt: skip
             going_on = await client.responses.create(
                 model="mini", input="And?", previous_response_id=found.id, max_output_tokens=1
             )

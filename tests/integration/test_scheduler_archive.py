@@ -2,23 +2,32 @@
 
 import asyncio
 import json
+import os
 import re
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
 import grpc
+import psutil
 import pytest
 
 from kaiten.v1.ledger_pb2 import JournalRecord
+from kaiten.v1.scheduler_service_pb2 import ReplayTimelineRequest
 from ledger.archive import Cursor, Wanted, entries, segments, verify
 from ledger.archive.remote import remote_entries
+from ledger.archive.segment import name_of
 from scheduler_svc import archive_replay
+from scheduler_svc.archiving import folder_of
 from scheduler_svc.replay import Compared, Skipped, replay_archive
+from scheduler_svc.replaying import CHILD, replayed
+from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.timeline import Phase, Timelines
 from scheduler_svc.timeline_intervals import Timeline, timelines_of
+from service_kit.errors import NotFound
 from tests.support.answers import until
 from tests.support.cluster import SCHEDULER_FLAGS, Cluster, argv_of
 from tests.support.commands import kaiten
@@ -262,3 +271,39 @@ async def test_an_archive_without_tokens_has_none(tmp_path: Path) -> None:
     (skipped,) = replay_archive(iter(found))
     assert isinstance(skipped, Skipped)
     assert "without tokens" in skipped.why
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_a_replay_ends_with_its_time_and_with_who_asked(
+    tmp_path: Path, *, is_cancelled: bool
+) -> None:
+    """Of an archive that is read for ever."""
+    settings = SchedulerSettings(archive_dir=tmp_path, replay_s=600 if is_cancelled else 1)
+    folder = folder_of(settings)
+    assert folder is not None
+    folder.mkdir()
+    os.mkfifo(endless := folder / name_of(1, 0))
+    asking = asyncio.create_task(replayed(settings, ReplayTimelineRequest(ids=["default:x"]), []))
+    if is_cancelled:
+
+        def is_read() -> bool:
+            with suppress(OSError):
+                os.close(os.open(endless, os.O_WRONLY | os.O_NONBLOCK))
+                return True
+            return False
+
+        await until(is_read, "the child")
+        asking.cancel()
+        await asyncio.wait([asking])
+        assert asking.cancelled()
+    else:
+        told = await asking
+        assert not told.choices
+        assert list(told.skipped) == ["it takes longer than 1 s (--replay-s of the scheduler)"]
+    assert not [each for each in psutil.Process().children() if CHILD in each.cmdline()]
+
+
+async def test_nothing_is_replayed_where_that_is_not_wanted(tmp_path: Path) -> None:
+    for settings in (SchedulerSettings(archive_dir=tmp_path, replay_s=0), SchedulerSettings()):
+        with pytest.raises(NotFound, match="--archive-dir, --replay-s"):
+            await replayed(settings, ReplayTimelineRequest(ids=["default:x"]), [])

@@ -118,24 +118,90 @@ test("a response is cancelled, deleted, and then found by nobody", async () => {
   await assert.rejects(client.responses.retrieve(id), OpenAI.NotFoundError);
 });
 
-test("a batch of lines is answered", async () => {
-  const line = (custom_id, body) => JSON.stringify({ custom_id, method: "POST", url: "/v1/completions", body });
-  const lines = [line("a", { model, prompt, max_tokens: 8, temperature: 0 }), line("b", { model, prompt, temperature: 3 })];
-  const input = await client.files.create({ file: new File([lines.join("\n")], "in.jsonl"), purpose: "batch" });
-  const asked = { input_file_id: input.id, endpoint: "/v1/completions", completion_window: "24h" };
-  let batch = await client.batches.create(asked);
-  while (batch.status !== "completed") {
+// A file of a batch with one line for each body.
+async function uploaded(bodies, options = {}) {
+  const lines = Object.entries(bodies).map(([custom_id, body]) => {
+    return JSON.stringify({ custom_id, method: "POST", url: "/v1/completions", body });
+  });
+  return client.files.create({ file: new File([lines.join("\n")], "in.jsonl"), purpose: "batch", ...options });
+}
+
+async function begunBatch(input, metadata = {}) {
+  const asked = { input_file_id: input.id, endpoint: "/v1/completions", completion_window: "24h", metadata };
+  return client.batches.create(asked);
+}
+
+async function batchThatIs(status, batch) {
+  while (batch.status !== status) {
     await sleep(20);
     batch = await client.batches.retrieve(batch.id);
   }
+  return batch;
+}
+
+// All there are, however few come at a time: the SDK asks for the next page itself.
+async function idsOf(resource, query) {
+  const pages = await resource.list(query);
+  assert.ok(pages.data.length <= query.limit);
+  return (await allOf(pages)).map((each) => each.id);
+}
+
+test("a batch of lines is answered", async () => {
+  const input = await uploaded({ a: { model, prompt, max_tokens: 8, temperature: 0 }, b: { model, prompt, temperature: 3 } });
+  const batch = await batchThatIs("completed", await begunBatch(input, { of: "node" }));
   const { total, completed, failed } = batch.request_counts;
-  assert.deepEqual([total, completed, failed], [2, 1, 1]);
+  assert.deepEqual([total, completed, failed, batch.metadata], [2, 1, 1, { of: "node" }]);
   const answer = JSON.parse(await (await client.files.content(batch.output_file_id)).text());
   assert.equal(answer.response.body.choices[0].text, GREEDY);
   const refused = JSON.parse(await (await client.files.content(batch.error_file_id)).text());
   assert.deepEqual([refused.custom_id, refused.response.status_code], ["b", 400]);
-  await client.files.delete(input.id);
-  await assert.rejects(client.files.retrieve(input.id), OpenAI.NotFoundError);
+  const outputs = await idsOf(client.files, { purpose: "batch_output", limit: 100 });
+  assert.ok([batch.output_file_id, batch.error_file_id].every((id) => outputs.includes(id)) && !outputs.includes(input.id));
+  await assert.rejects(client.batches.cancel("batch_0"), { ...INVALID, param: "id" });
+  assert.equal((await client.batches.cancel(batch.id)).status, "completed");
+});
+
+test("a batch is cancelled, and is in the list, page by page", async () => {
+  const input = await uploaded({ a: LONG, b: LONG });
+  const [first, second] = [await begunBatch(input), await begunBatch(input)];
+  assert.ok(["cancelling", "cancelled"].includes((await client.batches.cancel(first.id)).status));
+  const { cancelled_at, cancelling_at } = await batchThatIs("cancelled", first);
+  assert.ok(cancelled_at >= cancelling_at && cancelling_at >= first.created_at);
+  await client.batches.cancel(second.id);
+  await batchThatIs("cancelled", second);
+  const all = await idsOf(client.batches, { limit: 100 });
+  assert.deepEqual(await idsOf(client.batches, { limit: 1 }), all);
+  assert.ok([first, second].every(({ id }) => all.includes(id)));
+  await assert.rejects(client.batches.list({ after: "batch_0" }), { ...INVALID, param: "after" });
+  await assert.rejects(client.batches.cancel(`batch_${"0".repeat(24)}`), OpenAI.NotFoundError);
+});
+
+test("files are listed page by page, read, and deleted", async () => {
+  const expires_after = { anchor: "created_at", seconds: 3600 };
+  const some = [];
+  for (const word of ["a", "é", "寿"]) some.push(await uploaded({ [word]: { model, prompt: word } }, { expires_after }));
+  const found = await client.files.retrieve(some[1].id);
+  assert.deepEqual({ ...found }, { ...some[1] });
+  const { object, purpose, filename, status } = found;
+  assert.deepEqual([object, purpose, filename, status], ["file", "batch", "in.jsonl", "processed"]);
+  assert.equal(found.expires_at - found.created_at, expires_after.seconds);
+  assert.deepEqual({ ...(await client.files.waitForProcessing(found.id)) }, { ...found });
+  const content = await (await client.files.content(found.id)).text();
+  assert.deepEqual([new TextEncoder().encode(content).length, JSON.parse(content).custom_id], [found.bytes, "é"]);
+  const newest = await idsOf(client.files, { limit: 2, purpose: "batch" });
+  assert.ok(some.every(({ id }) => newest.includes(id)));
+  assert.equal(new Set(newest).size, newest.length);
+  assert.deepEqual(await idsOf(client.files, { limit: 2, purpose: "batch", order: "asc" }), [...newest].reverse());
+  for (const { id } of some) {
+    assert.deepEqual({ ...(await client.files.delete(id)) }, { id, object: "file", deleted: true });
+    await assert.rejects(client.files.retrieve(id), OpenAI.NotFoundError);
+    await assert.rejects(client.files.content(id), OpenAI.NotFoundError);
+    await assert.rejects(client.files.delete(id), OpenAI.NotFoundError);
+  }
+  const left = await idsOf(client.files, { limit: 2, purpose: "batch" });
+  assert.ok(!some.some(({ id }) => left.includes(id)));
+  await assert.rejects(client.files.list({ limit: 0 }), { ...INVALID, param: "limit" });
+  await assert.rejects(client.files.create({ file: new File(["{}"], "x"), purpose: "vision" }), { ...INVALID, param: "purpose" });
 });
 
 test("a streamed completion is the same as a whole one", async () => {

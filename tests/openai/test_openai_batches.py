@@ -24,9 +24,14 @@ COMPLETION: Any = "/v1/completions"
 OVER = ("completed", "failed", "expired", "cancelled")
 
 
-def line(custom_id: str, endpoint: str = COMPLETION, **changes: Any) -> str:
+def line(custom_id: str, endpoint: str = COMPLETION, /, **changes: Any) -> str:
     body = {"model": MODEL, "temperature": 0, **ENDPOINTS[endpoint], **changes}
-    return json.dumps({"custom_id": custom_id, "method": "POST", "url": endpoint, "body": body})
+    return enveloped(custom_id, endpoint, body)
+
+
+def enveloped(custom_id: str, endpoint: str, body: Any, **more: Any) -> str:
+    named = {"custom_id": custom_id, "method": "POST", "url": endpoint}
+    return json.dumps(named | {"body": body} | more)
 
 
 def begun(client: OpenAI, lines: list[str], endpoint: Any = COMPLETION, **more: Any) -> Any:
@@ -123,15 +128,18 @@ def test_what_is_wrong_with_a_line_is_its_own(client: OpenAI) -> None:
         line(""),
         line("deep", prompt="soup " * 3000),
         line("large", user="u" * (8 << 20)),
+        # What dumps of SDKs have besides says nothing; another word may be a misspelt one.
+        enveloped("dump", COMPLETION, ENDPOINTS[COMPLETION], response=None, error=None),
+        enveloped("odd", COMPLETION, ENDPOINTS[COMPLETION], error=None, priority=3),
         line("last"),
     ]
     batch = ended(client, begun(client, lines))
     assert batch.status == "completed"
-    assert batch.request_counts.to_dict() == {"total": 10, "completed": 2, "failed": 8}
+    assert batch.request_counts.to_dict() == {"total": 12, "completed": 3, "failed": 9}
     found = answers(client, batch.output_file_id)
-    assert [each["custom_id"] for each in found] == ["fine", "last"]
+    assert [each["custom_id"] for each in found] == ["fine", "dump", "last"]
     failed = answers(client, batch.error_file_id)
-    broken, long, twice, streamed, elsewhere, nameless, deep, large = failed
+    broken, long, twice, streamed, elsewhere, nameless, deep, large, odd = failed
     assert broken["error"]["message"].startswith("line 2: is no request: ")
     assert long["response"]["status_code"] == 400
     assert long["response"]["body"]["error"]["param"] == "stop"
@@ -142,6 +150,17 @@ def test_what_is_wrong_with_a_line_is_its_own(client: OpenAI) -> None:
     assert (deep["custom_id"], deep["response"]["status_code"]) == ("deep", 400)
     assert deep["response"]["body"]["error"]["param"] == "prompt"
     assert large["error"]["message"] == "line 9: must have at most 8388608 bytes"
+    assert odd["error"]["message"] == "line 11: priority: is not a known field"
+
+
+def test_what_is_only_for_live_requests_is_named(client: OpenAI) -> None:
+    asked: Any = {"background": True, "conversation": f"conv_{'0' * 24}"}
+    url = "/v1/responses"
+    batch = begun(client, [line(field, url, **{field: asked[field]}) for field in asked], url)
+    failed = answers(client, ended(client, batch).error_file_id)
+    told = [each["response"]["body"]["error"] for each in failed]
+    assert [each["param"] for each in told] == list(asked)
+    assert {each["message"].partition(": ")[2] for each in told} == {"is not for lines of a batch"}
 
 
 def test_a_batch_is_cancelled_and_what_was_answered_stays(client: OpenAI) -> None:

@@ -90,7 +90,9 @@ def test_what_a_tenant_may_keep_is_bounded(
     )
     with alice, bob:
         half = upload(alice, b"a" * (600 << 10))
-        with pytest.raises(RateLimitError, match="bytes of files and batches of tenant alice"):
+        with pytest.raises(
+            RateLimitError, match="bytes of files, batches and conversations of tenant alice"
+        ):
             upload(alice, b"a" * (600 << 10))
         assert [file.id for file in alice.files.list()] == [half.id]
         # Another tenant has room of its own, and sees nothing of it.

@@ -4,6 +4,7 @@ The stack is made to do a little of everything that is counted: it completes, st
 cancels, preempts, and sends its spans to a collector.
 """
 
+import os
 import re
 import shutil
 import subprocess
@@ -35,6 +36,8 @@ FOLDER = ROOT / "deploy" / "observability"
 WORDS = "--metrics-port 0 --num-blocks 40 --max-num-seqs 8 --log-level warning"
 # Seconds between two fetches.
 SCRAPE_S = 1
+SHIPPED = yaml.safe_load((FOLDER / "prometheus.yml").read_text())
+RUNBOOKS = "https://runbooks.example/kaiten.md"
 ALERTS = {
     rule["alert"]: rule["expr"]
     for group in yaml.safe_load((FOLDER / "alerts.yml").read_text())["groups"]
@@ -48,7 +51,12 @@ class Prometheus:
     def __init__(self, folder: Path, pages: dict[str, list[str]]) -> None:
         self._folder = folder
         config = {
-            "global": {"scrape_interval": f"{SCRAPE_S}s", "evaluation_interval": "1s"},
+            "global": {
+                **SHIPPED["global"],
+                "scrape_interval": f"{SCRAPE_S}s",
+                "evaluation_interval": "1s",
+            },
+            "alerting": SHIPPED["alerting"],
             "rule_files": [str(FOLDER / "alerts.yml")],
             "scrape_configs": [
                 {"job_name": job, "static_configs": [{"targets": targets}]}
@@ -64,7 +72,10 @@ class Prometheus:
                 f"--storage.tsdb.path={folder / 'data'}",
                 # It says which port the system gave it.
                 "--web.listen-address=127.0.0.1:0",
+                # Since 3.0 they always are.
+                "--enable-feature=expand-external-labels",
             ],
+            env=os.environ | {"KAITEN_RUNBOOKS_URL": RUNBOOKS},
             stdout=self._log,
             stderr=subprocess.STDOUT,
         )
@@ -162,6 +173,11 @@ def test_every_alert_measures_something_and_none_fires(prometheus: Prometheus) -
         prometheus.gives(re.sub(r" [<>] [\d.]+$", "", expr), name)
     firing = [each["metric"] for each in prometheus.ask('ALERTS{alertstate="firing"}')]
     assert not firing
+
+
+def test_it_is_told_where_runbooks_are(prometheus: Prometheus) -> None:
+    told = httpx.get(f"{prometheus.url}/api/v1/status/config").json()["data"]["yaml"]
+    assert yaml.safe_load(told)["global"]["external_labels"] == {"runbooks": RUNBOOKS}
 
 
 def test_the_names_of_vllm_are_there_with_the_models_name(prometheus: Prometheus) -> None:

@@ -11,7 +11,7 @@ from starlette.types import Message
 
 from gateway.http import errors
 from gateway.http.exchange import HttpExchange
-from gateway.http.json_body import JsonBody
+from gateway.http.json_body import JsonBody, cut
 from gateway.openai import chat, completions
 from gateway.openai.generate import TIMEOUT_HEADER
 from gateway.openai.generation_body import SamplingBody
@@ -30,11 +30,14 @@ ENDPOINTS: Final[Mapping[str, Operation]] = {
 }
 
 
-class Line(Struct, forbid_unknown_fields=True):
+class Line(Struct):
     custom_id: str
     method: Literal["POST"]
     url: str
     body: msgspec.Raw
+
+
+FIELDS: Final = frozenset(Line.__struct_fields__)
 
 
 class LineResponse(Struct):
@@ -60,6 +63,7 @@ def line_of(raw: bytes, *, endpoint: str, bytes_max: int) -> Line:
     if len(raw) > bytes_max:
         raise InvalidRequest("", f"must have at most {bytes_max} bytes")
     try:
+        _check_known(msgspec.json.decode(raw, type=dict[str, msgspec.Raw]))
         line = msgspec.json.decode(raw, type=Line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest("", f"is no request: {str(error)[:200]}") from None
@@ -69,6 +73,13 @@ def line_of(raw: bytes, *, endpoint: str, bytes_max: int) -> Line:
     if line.url != endpoint:
         raise InvalidRequest("url", f"must be the batch's endpoint, {endpoint}")
     return line
+
+
+def _check_known(fields: Mapping[str, msgspec.Raw]) -> None:
+    """With null a field says nothing and is taken, as in bodies: SDKs write all that they know."""
+    for name, value in fields.items():
+        if name not in FIELDS and bytes(value) != b"null":
+            raise InvalidRequest(cut(name), "is not a known field")
 
 
 class LineExchange(HttpExchange):
@@ -139,7 +150,7 @@ async def answer_of(
 
 def _in_batch(body: SamplingBody) -> SamplingBody:
     """Behind all that is live, whatever it says: so many at once would be before everybody."""
-    for field in ("stream", "background"):
-        if getattr(body, field, False):
+    for field in ("stream", "background", "conversation"):
+        if getattr(body, field, None):
             raise InvalidRequest(field, "is not for lines of a batch")
     return body.model_copy(update={"service_tier": "flex", "priority": None})

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import BeforeValidator, Discriminator, Tag
@@ -28,6 +29,7 @@ from gateway.openai.responses.reply import (
     ToolReply,
 )
 from gateway.requests.validation import Limits, check_option
+from gateway.values import request_ids
 from gateway.values.generation_request import ChatPrompt, GenerationRequest, Message, ToolCall
 from service_kit.errors import InvalidRequest
 
@@ -162,26 +164,36 @@ def _kind(item: Any) -> str:
     return kind if kind in KINDS else "message"
 
 
-def _known_item(item: Any) -> Any:
+def _of_kinds(item: Any, kinds: Sequence[str]) -> Any:
     """Before anything else that is wrong with it: other kinds have other keys."""
-    if isinstance(item, dict) and (kind := item.get("type", "message")) not in KINDS:
-        rule = f"must be {', '.join(KINDS)}; got {cut(repr(kind))}"
+    if isinstance(item, dict) and (kind := item.get("type", "message")) not in kinds:
+        rule = f"must be {', '.join(kinds)}; got {cut(repr(kind))}"
         # Braces would be places for what is in the context.
         raise PydanticCustomError("unknown", "{rule}", {"key": "type", "rule": rule})
     return item
 
 
-KINDS: Final = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
+WHOLE_KINDS: Final = ("message", "function_call", "function_call_output", "reasoning")
+KINDS: Final = (*WHOLE_KINDS, "item_reference")
 InputItem = InputMessage | FunctionCallInput | FunctionOutputInput | ReasoningInput
-GivenItem = Annotated[
+TaggedItem = (
     Annotated[InputMessage, Tag("message")]
     | Annotated[FunctionCallInput, Tag("function_call")]
     | Annotated[FunctionOutputInput, Tag("function_call_output")]
     | Annotated[ReasoningInput, Tag("reasoning")]
-    | Annotated[ItemReference, Tag("item_reference")],
-    Discriminator(_kind),
-    BeforeValidator(_known_item),
+)
+WholeItem = Annotated[
+    TaggedItem, Discriminator(_kind), BeforeValidator(partial(_of_kinds, kinds=WHOLE_KINDS))
 ]
+GivenItem = Annotated[
+    TaggedItem | Annotated[ItemReference, Tag("item_reference")],
+    Discriminator(_kind),
+    BeforeValidator(partial(_of_kinds, kinds=KINDS)),
+]
+
+
+class ConversationReference(RequestBody):
+    id: str
 
 
 class ResponseTool(RequestBody):
@@ -229,7 +241,7 @@ class ResponseStreamOptions(RequestBody):
 class ResponseBody(SamplingBody):
     """POST /v1/responses."""
 
-    identity: ClassVar[bytes] = b"resp_"
+    identity: ClassVar[bytes] = request_ids.RESPONSE.encode()
 
     input: str | Annotated[list[GivenItem], FAIL_FAST]
     """A user's text, or turns that the model's chat template takes."""
@@ -238,6 +250,9 @@ class ResponseBody(SamplingBody):
     previous_response_id: str | None = None
     """Go on with that conversation: what it was asked and answered comes before `input`. For as
     long as it is kept."""
+    conversation: str | ConversationReference | None = None
+    """One of /v1/conversations: its items come before `input`, which becomes a part of it with the
+    answer, once it has ended and if it was not cancelled. Not with previous_response_id."""
     max_output_tokens: int | None = None
     """With the prompt's tokens at most the context. Left out: to its end."""
     include: list[Included] | None = None
@@ -319,6 +334,11 @@ class ResponseBody(SamplingBody):
         }
 
     @property
+    def conversation_id(self) -> str | None:
+        asked = self.conversation
+        return asked.id if isinstance(asked, ConversationReference) else asked
+
+    @property
     def is_stored(self) -> bool:
         return self.store is not False
 
@@ -375,6 +395,10 @@ class ResponseBody(SamplingBody):
             raise InvalidRequest("top_logprobs", f"needs include to have {LOGPROBS_INCLUDED!r}")
         if self.background and not self.is_stored:
             raise InvalidRequest("background", "needs store: nobody could come back for it")
+        if self.conversation is not None and not self.is_stored:
+            raise InvalidRequest("conversation", "needs store: its answer is kept there")
+        if self.conversation is not None and self.previous_response_id is not None:
+            raise InvalidRequest("conversation", "must not be given with previous_response_id")
         if self.max_output_tokens == 0:
             raise InvalidRequest("max_output_tokens", "must be at least 1, got 0")
         check_metadata(self.metadata)

@@ -1,26 +1,15 @@
 """The conversation that a response answers: what came before, what is referred to, what fits."""
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from gateway.http.json_body import cut
+from gateway.openai.conversations.stored import StoredConversation
 from gateway.openai.operation import Api
-from gateway.openai.responses.body import (
-    FunctionCallInput,
-    InputItem,
-    InputMessage,
-    InputReasoningText,
-    ReasoningInput,
-    ResponseBody,
-)
-from gateway.openai.responses.reply import (
-    ID_PREFIX,
-    CallItem,
-    OutputItem,
-    OutputMessage,
-    ReasoningItem,
-)
+from gateway.openai.responses.body import InputItem, ResponseBody
+from gateway.openai.responses.reply import ID_PREFIX, OutputItem
 from gateway.openai.responses.stored import StoredResponse, request_id_of
+from gateway.openai.responses.turns import as_input, turns_of_items
 from gateway.requests.validation import REQUEST_ID, PromptTooLong
 from gateway.tenants import Tenant
 from gateway.values.generation_request import Message
@@ -30,10 +19,34 @@ from service_kit.errors import InvalidRequest, NotFound
 REFERENCED_MAX: Final = 64
 
 
-async def conversation(api: Api, tenant: Tenant, body: ResponseBody) -> Sequence[Message]:
-    """All turns, without the instructions."""
-    before = await _earlier(api, tenant, body.previous_response_id)
-    return [*before, *body.turns(await _referenced(api, tenant, body))]
+class Before(NamedTuple):
+    """The turns that `input` goes on with, and whose they are if not those of a response."""
+
+    turns: Sequence[Message]
+    conversation: StoredConversation | None = None
+
+
+async def before(api: Api, tenant: Tenant, body: ResponseBody, request_id: str = "") -> Before:
+    """Without the instructions. `request_id`: as the client named it, perhaps not for the first
+    time; then what came before it then.
+    """
+    if (id := body.conversation_id) is None:
+        return Before(await _earlier(api, tenant, body.previous_response_id))
+    field = "conversation"
+    try:
+        found = await StoredConversation.find(api, tenant, id, field=field)
+    except NotFound as error:
+        raise InvalidRequest(field, f"names {id!r}, which is not here: {error.why}") from None
+    waiting = found.content.open_round
+    if waiting is not None and not found.content.has_round_of(request_id):
+        response = f"{ID_PREFIX}{waiting.request_id}"
+        raise InvalidRequest(field, f"names {id!r}, whose {response} has not ended yet")
+    return Before(turns_of_items(found.content.before(request_id).items), found)
+
+
+async def own_turns(api: Api, tenant: Tenant, body: ResponseBody) -> Sequence[Message]:
+    """Those of `input`."""
+    return body.turns(await _referenced(api, tenant, body))
 
 
 async def fitted(
@@ -89,19 +102,15 @@ async def _earlier(api: Api, tenant: Tenant, public: str | None) -> Sequence[Mes
     request_id_of(public, field)
     try:
         stored = await StoredResponse.find(api, tenant, public)
-        status = await api.generation_service.status(stored.request_id, tenant)
-        if status.done is None:
-            raise InvalidRequest(field, f"names {public!r}, which has not ended yet")
-        before = await stored.whole()
+        response = await stored.over()
     except NotFound as error:
         rule = f"names {public!r}, which is not here: {error.why}"
         raise InvalidRequest(field, rule) from None
-    if before.error is not None:
-        raise InvalidRequest(field, f"names {public!r}, which failed: {before.error.message}")
-    answer: list[Message] = []
-    for item in before.output:
-        _as_input(item).added_to(answer)
-    return [*stored.note.messages, *answer]
+    if response is None:
+        raise InvalidRequest(field, f"names {public!r}, which has not ended yet")
+    if response.error is not None:
+        raise InvalidRequest(field, f"names {public!r}, which failed: {response.error.message}")
+    return [*stored.note.messages, *turns_of_items(response.output)]
 
 
 async def _referenced(api: Api, tenant: Tenant, body: ResponseBody) -> dict[str, InputItem]:
@@ -119,7 +128,7 @@ async def _referenced(api: Api, tenant: Tenant, body: ResponseBody) -> dict[str,
             if len(read) > REFERENCED_MAX:
                 rule = f"must not refer to more than {REFERENCED_MAX} responses"
                 raise InvalidRequest("input", rule)
-            items |= {item.id: _as_input(item) for item in output}
+            items |= {item.id: as_input(item) for item in output}
         if id not in items:
             rule = f"names {cut(repr(id))}, which no response that ended and is still here has said"
             raise InvalidRequest(f"input.{index}.id", rule)
@@ -140,23 +149,7 @@ async def _output(api: Api, tenant: Tenant, request_id: str) -> Sequence[OutputI
     """None: there is no such response, or it has not ended."""
     try:
         stored = await StoredResponse.find(api, tenant, ID_PREFIX + request_id)
-        seen = await api.generation_service.status(request_id, tenant)
-        return (await stored.whole()).output if seen.done is not None else None
+        response = await stored.over()
+        return None if response is None else response.output
     except NotFound:
         return None
-
-
-def _as_input(item: OutputItem) -> InputItem:
-    """As a client would send it back."""
-    match item:
-        case CallItem(call_id=call_id, name=name, arguments=arguments):
-            return FunctionCallInput(
-                type="function_call", call_id=call_id, name=name, arguments=arguments
-            )
-        case ReasoningItem():
-            content = [
-                InputReasoningText(type="reasoning_text", text=part.text) for part in item.content
-            ]
-            return ReasoningInput(type="reasoning", content=content)
-        case OutputMessage():
-            return InputMessage(role=item.role, content="".join(part.text for part in item.content))

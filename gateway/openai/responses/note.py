@@ -1,25 +1,16 @@
 """What is kept with a response: what it was asked, so that any gateway can tell it again or go on.
 
-Compressed MessagePack of a `Note`, in the ledger, for as long as its result.
+A `Note` in the ledger, packed, for as long as its result.
 """
 
-import asyncio
-import zlib
 from collections.abc import Iterable
-from typing import Final
 
-import msgspec
 from msgspec import Struct, field
 
 from gateway.openai.responses.body import ResponseBody
-from gateway.openai.responses.reply import Asked
+from gateway.openai.responses.reply import Asked, ConversationName
 from gateway.text.model_card import SamplingDefaults
 from gateway.values.generation_request import Message, ToolCall
-
-# A conversation of a million tokens takes a few: what is not ours must not fill the memory.
-NOTE_BYTES_MAX: Final = 64 << 20
-# More takes milliseconds, for which others would wait.
-INLINE_BYTES_MAX: Final = 64 << 10
 
 
 class TurnMore(Struct, kw_only=True, omit_defaults=True):
@@ -75,6 +66,7 @@ class Note(Struct, kw_only=True):
 def note_of(
     body: ResponseBody, turns: Iterable[Message], created_at: int, defaults: SamplingDefaults
 ) -> Note:
+    conversation_id = body.conversation_id
     asked = Asked(
         created_at=created_at,
         background=bool(body.background),
@@ -82,6 +74,7 @@ def note_of(
         max_output_tokens=body.max_output_tokens,
         metadata=body.metadata or {},
         previous_response_id=body.previous_response_id,
+        conversation=None if conversation_id is None else ConversationName(conversation_id),
         reasoning=body.told_reasoning,
         store=body.is_stored,
         temperature=defaults.temperature if body.temperature is None else body.temperature,
@@ -105,19 +98,3 @@ def note_of(
         with_logprobs=body.with_logprobs,
         more={index: more for index, more in found.items() if more != TurnMore()},
     )
-
-
-async def packed(note: Note) -> bytes:
-    content = msgspec.msgpack.encode(note)
-    if len(content) > INLINE_BYTES_MAX:
-        return await asyncio.to_thread(zlib.compress, content, 1)
-    return zlib.compress(content, 1)
-
-
-async def unpacked(stored: bytes) -> Note:
-    unpack = zlib.decompressobj().decompress
-    if len(stored) > INLINE_BYTES_MAX:
-        content = await asyncio.to_thread(unpack, stored, NOTE_BYTES_MAX)
-    else:
-        content = unpack(stored, NOTE_BYTES_MAX)
-    return msgspec.msgpack.decode(content, type=Note)

@@ -5,19 +5,22 @@ asked is kept with it (`note`).
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from starlette.datastructures import QueryParams
 
 from gateway.http.exchange import HttpExchange, now_s
-from gateway.openai.generate import HEADERS, with_headers
+from gateway.openai.conversations.stored import StoredConversation
+from gateway.openai.generate import HEADERS, KEY_HEADER, with_headers
 from gateway.openai.listing import NUMBER, listed, page_of
 from gateway.openai.operation import GENERATES, LOOKS, READS, Api, Operation, parameter
+from gateway.openai.packing import packed
 from gateway.openai.responses.body import ResponseBody
-from gateway.openai.responses.conversation import conversation, fitted
+from gateway.openai.responses.conversation import before, fitted, own_turns
 from gateway.openai.responses.events import (
     EVENTS,
     Resumed,
@@ -26,28 +29,23 @@ from gateway.openai.responses.events import (
     send_response_stream,
 )
 from gateway.openai.responses.items import ItemStream
-from gateway.openai.responses.note import note_of, packed
+from gateway.openai.responses.note import note_of
 from gateway.openai.responses.reply import (
     ID_PREFIX,
-    CallItem,
-    CallOutputItem,
     DeletedResponse,
-    InputItem,
     InputItems,
-    InputTextReply,
     InputTokens,
     QueuePlace,
-    ReasoningItem,
-    ReasoningText,
     Response,
     message_id,
 )
 from gateway.openai.responses.stored import StoredResponse
+from gateway.openai.responses.turns import items_of_turns
 from gateway.requests.reading import is_read
 from gateway.requests.stream import Finished, Generation
 from gateway.requests.validation import REQUEST_ID, UINT32_MAX
 from gateway.values.generation_request import Message
-from service_kit.errors import InvalidRequest
+from service_kit.errors import InvalidRequest, KaitenError
 
 # How long who cancels is kept waiting for the end.
 CANCEL_S: Final = 5.0
@@ -59,7 +57,9 @@ async def create_response(api: Api, exchange: HttpExchange, body: ResponseBody) 
     """Submit it, and answer as it wants: at once, whole, or event by event."""
     service, tenant = api.generation_service, exchange.tenant
     with body.aliased():
-        turns = await conversation(api, tenant, body)
+        earlier = await before(api, tenant, body, exchange.header(KEY_HEADER))
+        own = await own_turns(api, tenant, body)
+        turns = [*earlier.turns, *own]
         asked = body.response_request(await fitted(api, tenant, body, turns), service.limits)
         note = note_of(body, turns, now_s(), service.card.defaults)
         kept = await packed(note) if body.is_stored else b""
@@ -72,19 +72,40 @@ async def create_response(api: Api, exchange: HttpExchange, body: ResponseBody) 
         stored = StoredResponse.of(api, tenant, public, note)
         if generation.visit is not None and generation.visit.is_repeat and kept:
             stored = await StoredResponse.find(api, tenant, public)
+        if earlier.conversation is not None:
+            await _join(earlier.conversation, generation, own)
         if body.stream:
             await _stream(exchange, stored, generation, Resumed())
         elif body.background:
             await exchange.send_json(200, msgspec.structs.replace(stored.begun, status="queued"))
         else:
             await exchange.send_json(200, await stored.collected(generation))
+    if earlier.conversation is not None and not body.background:
+        # Who comes next does it if we cannot.
+        with suppress(KaitenError):
+            await StoredConversation.find(api, tenant, earlier.conversation.kept.id)
+
+
+async def _join(
+    conversation: StoredConversation, generation: Generation, turns: Sequence[Message]
+) -> None:
+    """It becomes a part of the conversation, or of nothing."""
+    request_id = generation.accepted.request_id
+    try:
+        await conversation.join(request_id, turns)
+    except KaitenError:
+        if generation.visit is None or not generation.visit.is_repeat:
+            await conversation.api.generation_service.forget(request_id, conversation.tenant)
+        raise
 
 
 async def count_input_tokens(api: Api, exchange: HttpExchange, body: ResponseBody) -> None:
     """How many tokens the prompt of such a response has. Nothing is computed."""
     tenant = exchange.tenant
     with body.aliased():
-        turns = await fitted(api, tenant, body, await conversation(api, tenant, body))
+        earlier = await before(api, tenant, body)
+        said = [*earlier.turns, *await own_turns(api, tenant, body)]
+        turns = await fitted(api, tenant, body, said)
         ids = await api.generation_service.tokenize(
             body.response_request(turns, api.generation_service.limits), tenant
         )
@@ -139,10 +160,9 @@ async def list_input_items(api: Api, exchange: HttpExchange, _body: None) -> Non
     """What it was asked, with the conversation before it; the newest first."""
     public = exchange.path["id"]
     stored = await StoredResponse.find(api, exchange.tenant, public)
+    items = items_of_turns(message_id(public), stored.note.messages)
     # The newest first, as all lists are.
-    turns = enumerate(stored.note.messages)
-    items = [item for index, each in turns for item in _items(public, index, each)][::-1]
-    reply = InputItems(**page_of(items, exchange, most=ITEMS_MAX, default=ITEMS))
+    reply = InputItems(**page_of(items[::-1], exchange, most=ITEMS_MAX, default=ITEMS))
     await exchange.send_json(200, reply)
 
 
@@ -159,29 +179,6 @@ async def _stream(
     ping_s = stored.api.config.sse_ping_s
     stream = (ItemStream if generation.is_parsed else TextStream)(stored.begun, resumed)
     await send_response_stream(exchange, stream, parts, finish, resumed=resumed, ping_s=ping_s)
-
-
-def _items(public: str, index: int, message: Message) -> Iterator[Any]:
-    """What a turn is told as."""
-    # No id of what it answered: that may be referred to.
-    id, text = f"{message_id(public)}_in{index}", message.content
-    if message.tool_call_id:
-        yield CallOutputItem(id=id, call_id=message.tool_call_id, output=text or "")
-        return
-    if message.reasoning:
-        thought = [ReasoningText(message.reasoning)]
-        yield ReasoningItem(id=f"{id}_r", content=thought, status="completed")
-    if text is not None:
-        kind: Any = "output_text" if message.role == "assistant" else "input_text"
-        yield InputItem(id=id, role=message.role, content=[InputTextReply(kind, text)])
-    for number, call in enumerate(message.tool_calls):
-        yield CallItem(
-            id=f"{id}_{number}",
-            call_id=call.id,
-            name=call.name,
-            arguments=call.arguments,
-            status="completed",
-        )
 
 
 def _resumed(starting_after: str) -> Resumed:

@@ -2,14 +2,15 @@
 
 from typing import Any, Final, Literal
 
-from msgspec import Struct, field
+from msgspec import UNSET, Struct, UnsetType, field
 
 from gateway.openai.chat import ChatTokenLogprob
 from gateway.openai.listing import Listing
 from gateway.openai.usage import Count, Timing
 from gateway.openai.usage import Usage as OtherUsage
+from gateway.values import request_ids
 
-ID_PREFIX: Final = "resp_"
+ID_PREFIX: Final = request_ids.RESPONSE
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
@@ -119,6 +120,10 @@ class ToolChoiceReply(Struct, kw_only=True):
     name: str
 
 
+class ConversationName(Struct):
+    id: str
+
+
 class Asked(Struct, kw_only=True):
     """What a response says of its request. Kept with it, so that it can be told again."""
 
@@ -128,6 +133,7 @@ class Asked(Struct, kw_only=True):
     max_output_tokens: int | None
     metadata: dict[str, str]
     previous_response_id: str | None
+    conversation: ConversationName | None = None
     reasoning: ReasoningReply
     store: bool
     temperature: float
@@ -182,12 +188,14 @@ class InputTokens(Struct, kw_only=True):
 class InputTextReply(Struct):
     type: Literal["input_text", "output_text"]
     text: str
+    # Of what was said, as in an answer.
+    annotations: list[None] | UnsetType = UNSET
 
 
-class InputItem(Struct, kw_only=True, tag_field="type", tag="message"):
+class MessageItem(Struct, kw_only=True, tag_field="type", tag="message"):
     id: str
     role: str
-    status: Literal["completed"] = "completed"
+    status: ItemStatus = "completed"
     content: list[InputTextReply]
 
 
@@ -198,8 +206,11 @@ class CallOutputItem(Struct, kw_only=True, tag_field="type", tag="function_call_
     status: Literal["completed"] = "completed"
 
 
+Item = MessageItem | ReasoningItem | CallItem | CallOutputItem
+
+
 class InputItems(Listing, kw_only=True):
-    data: list[InputItem | ReasoningItem | CallItem | CallOutputItem]
+    data: list[Item]
 
 
 def usage_of(usage: OtherUsage) -> ResponseUsage:

@@ -8,10 +8,11 @@ import msgspec
 
 from gateway.openai.chat import ChatTokenLogprob, token_logprobs
 from gateway.openai.operation import Api
+from gateway.openai.packing import unpacked
 from gateway.openai.parts import Fields, Parts, Shown
 from gateway.openai.responses.events import Told
 from gateway.openai.responses.items import item_status, items_of
-from gateway.openai.responses.note import Note, unpacked
+from gateway.openai.responses.note import Note
 from gateway.openai.responses.reply import (
     ID_PREFIX,
     IncompleteDetails,
@@ -63,7 +64,8 @@ class StoredResponse:
     async def find(cls, api: Api, tenant: Tenant, public: str) -> Self:
         """NotFound: no such response, or it was not to be stored, or it is not kept any more."""
         try:
-            note = await unpacked(await api.generation_service.note(request_id_of(public), tenant))
+            kept = await api.generation_service.note(request_id_of(public), tenant)
+            note = await unpacked(kept, Note)
         except NotFound as error:
             why = f"{error.why}; with store: false none is"
             raise NotFound(f"response {public!r}", why) from None
@@ -72,6 +74,11 @@ class StoredResponse:
     @property
     def request_id(self) -> str:
         return request_id_of(self.begun.id)
+
+    async def over(self) -> Response | None:
+        """As `whole`; None: it has not ended yet."""
+        status = await self.api.generation_service.status(self.request_id, self.tenant)
+        return None if status.done is None else await self.whole()
 
     async def whole(self) -> Response:
         """At its end."""

@@ -9,13 +9,13 @@ from typing import Final, NamedTuple
 from google.protobuf.json_format import MessageToDict
 
 from kaiten.cli.complaint import complain
-from kaiten.cli.explain import BAR, MARKS, found_by, phase_of
+from kaiten.cli.explain import BAR, MARKS, asked, phase_of
 from kaiten.client.errors import ApiError
 from kaiten.tls import TLS
 from kaiten.v1.inference_service_pb2 import ExplainResponse
 from kaiten.v1.timeline_pb2 import ChoiceTimeline
 
-NO_SPANS: Final = "this gateway makes no spans: set OTEL_EXPORTER_OTLP_ENDPOINT"
+NO_SPANS: Final = "no spans were made of it: set OTEL_EXPORTER_OTLP_ENDPOINT for gateways"
 
 
 class Span(NamedTuple):
@@ -40,7 +40,7 @@ def trace(
 ) -> int:
     """Print it; the exit code."""
     try:
-        response = found_by(address, tls, request_id, tenant, api_key)
+        response = asked(address, tls, request_id, tenant, api_key)
     except ApiError as error:
         return complain(error, address)
     lines = _json(response, ui) if as_json else lines_of(request_id, response, ui)
@@ -57,7 +57,6 @@ def lines_of(request_id: str, response: ExplainResponse, ui: str) -> Iterator[st
     """The trace's id, and a line for each span."""
     if response.trace_id:
         yield f"trace {response.trace_id}  {link(response.trace_id, ui)}"
-        yield "(another, if its client brought a traceparent long ago or to another gateway)"
     else:
         yield NO_SPANS
     for choice in response.choices:

@@ -1,7 +1,15 @@
 """What a scheduler counts of its plans."""
 
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import pytest
+from opentelemetry.metrics import NoOpMeter
+
+from scheduler_svc import worker_meters
 from scheduler_svc.decisions import Decisions
 from scheduler_svc.meters import Meters
+from scheduler_svc.worker_meters import WorkerMeters
 from service_kit.metrics import NO_METER
 from tests.support.cell import Cell, spec
 
@@ -12,9 +20,56 @@ def test_of_the_budget_as_much_is_used_as_the_decision_says() -> None:
     for _ in range(2):
         cell.submit(7, 30)
         plan = cell.must_plan()
-        meters.planned(plan, cell.worker().spec)
+        meters.planned("w:1", plan, cell.worker().spec)
         decisions.append(Decisions().decided(plan, (), 0, cell.scheduler))
         cell.step()
     assert [said.tokens for said in decisions] == [7, 7 + 3]
     assert meters._counts["budget_tokens_used"] == 7 + 10
     assert meters._counts["budget_tokens"] == sum(said.budget for said in decisions)
+
+
+class Told(NoOpMeter):
+    """Keeps what each instrument is read by."""
+
+    def __init__(self) -> None:
+        super().__init__("kaiten")
+        self._reads: dict[str, Any] = {}
+
+    def create_observable_counter(
+        self, name: str, callbacks: Any = None, unit: str = "", description: str = ""
+    ) -> Any:
+        (self._reads[name],) = callbacks
+
+    def now(self, name: str) -> Mapping[tuple[str, ...], float]:
+        """By the values of its labels."""
+        return {tuple(o.attributes.values()): o.value for o in self._reads[name](None)}
+
+
+def test_workers_that_are_gone_make_room_and_the_others_are_told_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(worker_meters, "WORKERS_TOLD_MAX", 2)
+    here: Collection[str] = ["a:1", "b:1", "c:1"]
+    told = Told()
+    meters = WorkerMeters(told, lambda: here)
+    for worker in ("a:1", "b:1", "c:1", "a:1"):
+        meters.planned(worker, budget=10, used=4, hits=3)
+        meters.passed_over(worker, "admit", "blocks")
+    assert told.now("kaiten.worker_budget_tokens") == {("a:1",): 20, ("b:1",): 10}
+    assert told.now("kaiten.worker_budget_tokens_used") == {("a:1",): 8, ("b:1",): 4}
+    assert told.now("kaiten.worker_prefix_hit_tokens") == {("a:1",): 6, ("b:1",): 3}
+    here = ["b:1", "c:1"]
+    meters.passed_over("c:1", "place", "no_slot")
+    passed_over = told.now("kaiten.worker_passed_over")
+    assert passed_over == {("b:1", "admit", "blocks"): 1, ("c:1", "place", "no_slot"): 1}
+
+
+def test_what_joins_a_worker_with_a_known_prefix_is_counted_there() -> None:
+    cell, told = Cell(spec(slots=4)), Told()
+    meters = Meters(told)
+    for hits in (0, 16):
+        cell.submit(tuple(range(20)), 4)
+        meters.planned("w:1", cell.must_plan(), cell.worker().spec)
+        assert told.now("kaiten.worker_prefix_hit_tokens") == {("w:1",): hits}
+        cell.step()
+        cell.finish()

@@ -6,6 +6,7 @@ from kaiten.v1.common_pb2 import TokenLogprobs
 from kaiten.v1.ledger_pb2 import FoldedTokens, SubmitRecord
 from kaiten.v1.worker_service_pb2 import RowSampling
 from ledger import InboxEntry
+from scheduler_svc import request_book
 from scheduler_svc.request_book import BookedRequest, RequestBook
 
 
@@ -90,3 +91,16 @@ def test_a_sequence_id_of_nobody_is_an_error(sequence_id: int) -> None:
         requests.traceparent(sequence_id)
     requests.remove(5)
     assert 4 not in requests
+
+
+def test_of_what_is_over_the_spans_are_told_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_book, "OVER_MAX", 2)
+    requests = RequestBook()
+    for sequence_id in (1, 3, 5, 7):
+        one = accepted(sequence_id, n=2)
+        one.record.traceparent = "" if sequence_id == 3 else f"of {sequence_id}"
+        requests.add(one)
+        assert requests.traceparent_told(sequence_id) == one.record.traceparent
+        requests.remove(sequence_id + 1)
+    told = [requests.traceparent_told(sequence_id) for sequence_id in (1, 3, 5, 7)]
+    assert told == ["", "", "of 5", "of 7"]

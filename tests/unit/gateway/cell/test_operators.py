@@ -1,21 +1,23 @@
 """What operators are told when schedulers are away, keep no archive, or nobody leads."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 import pytest
 
 from gateway.cell import operators
 from gateway.cell.archives import Part
-from gateway.cell.explaining import scrubbed
+from gateway.cell.explaining import Explainer, scrub
 from gateway.cell.operators import Operators
+from gateway.cell.replays import Caller
 from kaiten.v1.archive_pb2 import ArchiveEntry, ArchiveHeader
 from kaiten.v1.ledger_pb2 import CellRecord
-from kaiten.v1.scheduler_service_pb2 import ReadArchiveRequest
+from kaiten.v1.scheduler_service_pb2 import ReadArchiveRequest, RehearseRequest
 from kaiten.v1.timeline_pb2 import ChoiceTimeline, TimelineInterval
 from kaiten.v1.watch_pb2 import WatchRequest
 from ledger import CellView, Lease
 from service_kit.errors import NotFound, Unavailable
+from service_kit.peers import Peers
 from tests.support.slept_clock import SleptClock
 
 
@@ -60,6 +62,20 @@ def asked(link: FakeLink, clock: SleptClock | None = None) -> Operators:
     return Operators(played, clock or SleptClock())
 
 
+async def watched(link: FakeLink, clock: SleptClock) -> object:
+    return await anext(asked(link, clock).watch(WatchRequest()))
+
+
+async def rehearsed(link: FakeLink, clock: SleptClock) -> object:
+    return await asked(link, clock).rehearse(RehearseRequest())
+
+
+async def explained(link: FakeLink, clock: SleptClock) -> object:
+    played: Any = link
+    explainer = Explainer(played, clock, Peers())
+    return await explainer.timelines(["default:x"], Caller("default", is_operator=True))
+
+
 async def read(
     monkeypatch: pytest.MonkeyPatch, link: FakeLink, **holds: int | str
 ) -> list[ArchiveEntry]:
@@ -99,11 +115,14 @@ async def test_a_cell_that_nobody_has_led_has_no_schedulers(
         await read(monkeypatch, FakeLink(None))
 
 
+@pytest.mark.parametrize("question", [watched, rehearsed, explained])
 @pytest.mark.parametrize("link", [FakeLink(None), FakeLink("a", nonce=0)])
-async def test_a_leader_is_waited_for_and_then_not_any_more(link: FakeLink) -> None:
-    clock = SleptClock()
+async def test_a_leader_is_waited_for_and_then_not_any_more(
+    link: FakeLink, question: Callable[[FakeLink, SleptClock], Awaitable[object]]
+) -> None:
+    clock, link.looks = SleptClock(), 0
     with pytest.raises(Unavailable, match="no scheduler leads"):
-        await anext(asked(link, clock).watch(WatchRequest()))
+        await question(link, clock)
     assert clock.now_ns == pytest.approx(10e9, rel=0.1)
     assert link.looks > 10
 
@@ -114,4 +133,5 @@ def test_a_tenant_is_told_of_others_as_counts() -> None:
     others |= {"stalled_by_sequence_id": 2, "worker_id": "w"}
     told.intervals.add(why="every slot is taken", batch_mates=3, **others)
     left = TimelineInterval(why="every slot is taken", batch_mates=3)
-    assert scrubbed(told) == ChoiceTimeline(num_batch_mates=2, intervals=[left])
+    scrub(told)
+    assert told == ChoiceTimeline(num_batch_mates=2, intervals=[left])

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.openai.batches.files import LINES_AT_ONCE, TooManyLines, at_most, lines_of
-from gateway.openai.responses.note import INLINE_BYTES_MAX, Note, packed, unpacked
+from gateway.openai.packing import INLINE_BYTES_MAX, packed, unpacked
+from gateway.openai.responses.note import Note
 from gateway.openai.responses.reply import Asked, ReasoningReply
 
 
@@ -98,5 +99,5 @@ async def test_a_long_conversation_is_packed_elsewhere(chars: int) -> None:
         stored = await packed(note)
         assert bool(turns[0]) == is_long
         before = turns[0]
-        assert await unpacked(stored) == note
+        assert await unpacked(stored, Note) == note
         assert (turns[0] > before) == is_long

@@ -1,0 +1,201 @@
+"""/v1/conversations: what was said, kept under one name that responses go on with."""
+
+import secrets
+from collections.abc import Sequence
+from typing import Annotated, Final, Literal, get_args
+
+from msgspec import Struct
+from msgspec.structs import replace
+from pydantic import Field
+
+from gateway.http.exchange import HttpExchange
+from gateway.http.json_body import cut
+from gateway.openai.conversations.content import Content, Round
+from gateway.openai.conversations.stored import (
+    CONVERSATION_ID,
+    Edit,
+    StoredConversation,
+    check_id,
+)
+from gateway.openai.listing import listed, page_of, told_page
+from gateway.openai.operation import LOOKS, READS, Api, Operation, parameter
+from gateway.openai.request_body import FAIL_FAST, RequestBody, check_metadata
+from gateway.openai.responses.body import InputItem, WholeItem
+from gateway.openai.responses.reply import InputItems, Item
+from gateway.openai.responses.turns import items_of_turns
+from gateway.openai.usage import Count
+from gateway.values.generation_request import ChatPrompt, Message
+from service_kit.errors import InvalidRequest, NotFound
+
+# OpenAI's own.
+ITEMS_ADDED_MAX: Final = 20
+ITEMS: Final = 20
+ITEMS_LISTED_MAX: Final = 100
+Items = Annotated[list[WholeItem], FAIL_FAST, Field(max_length=ITEMS_ADDED_MAX)]
+
+
+class Conversation(Struct, kw_only=True):
+    id: str
+    object: Literal["conversation"] = "conversation"
+    created_at: Count
+    metadata: dict[str, str]
+
+
+class DeletedConversation(Struct, kw_only=True):
+    id: str
+    object: Literal["conversation.deleted"] = "conversation.deleted"
+    deleted: bool = True
+
+
+class ConversationBody(RequestBody):
+    """POST /v1/conversations."""
+
+    items: Items | None = None
+    """As those of a response's `input`, at most 20, but for references."""
+    metadata: dict[str, str] | None = None
+    """Yours: told again with the conversation. At most 16 of 64 and 512 characters."""
+
+
+class MetadataBody(RequestBody):
+    """POST /v1/conversations/{id}."""
+
+    metadata: dict[str, str] | None
+    """In place of what it had."""
+
+
+class ItemsBody(RequestBody):
+    """POST /v1/conversations/{id}/items."""
+
+    items: Items
+    """As those of a response's `input`, at most 20, but for references."""
+
+
+async def create_conversation(api: Api, exchange: HttpExchange, body: ConversationBody) -> None:
+    check_metadata(body.metadata)
+    items = _added(api, body.items or ())
+    content = Content(metadata=body.metadata or {}, rounds=[Round(items)] if items else [])
+    id = f"conv_{secrets.token_hex(12)}"
+    found = await StoredConversation.new(api, exchange.tenant, id, content)
+    await exchange.send_json(200, told(found))
+
+
+async def get_conversation(api: Api, exchange: HttpExchange, _body: None) -> None:
+    await exchange.send_json(200, told(await _found(api, exchange)))
+
+
+async def update_conversation(api: Api, exchange: HttpExchange, body: MetadataBody) -> None:
+    check_metadata(body.metadata)
+
+    def edit(content: Content) -> Content:
+        return replace(content, metadata=body.metadata or {})
+
+    await exchange.send_json(200, told(await _changed(api, exchange, edit)))
+
+
+async def delete_conversation(api: Api, exchange: HttpExchange, _body: None) -> None:
+    """What is under way in it goes on, and is found by its own id."""
+    id = exchange.path["id"]
+    check_id(id)
+    await api.link.ledger.conversations.drop(exchange.tenant.name, id)
+    await exchange.send_json(200, DeletedConversation(id=id))
+
+
+async def add_items(api: Api, exchange: HttpExchange, body: ItemsBody) -> None:
+    items = _added(api, body.items)
+
+    def edit(content: Content) -> Content:
+        return content.with_round(Round(items)) if items else content
+
+    await _changed(api, exchange, edit, bounded="items")
+    await exchange.send_json(200, InputItems(**told_page(items, has_more=False)))
+
+
+async def list_items(api: Api, exchange: HttpExchange, _body: None) -> None:
+    """The newest first, as all lists are."""
+    items = (await _found(api, exchange)).content.items[::-1]
+    reply = InputItems(**page_of(items, exchange, most=ITEMS_LISTED_MAX, default=ITEMS))
+    await exchange.send_json(200, reply)
+
+
+async def get_item(api: Api, exchange: HttpExchange, _body: None) -> None:
+    found = await _found(api, exchange)
+    await exchange.send_json(200, _item_of(found.content, exchange))
+
+
+async def delete_item(api: Api, exchange: HttpExchange, _body: None) -> None:
+    """The conversation without it."""
+
+    def edit(content: Content) -> Content:
+        return content.without(_item_of(content, exchange).id)
+
+    await exchange.send_json(200, told(await _changed(api, exchange, edit)))
+
+
+def told(found: StoredConversation) -> Conversation:
+    kept = found.kept
+    return Conversation(id=kept.id, created_at=kept.created_at, metadata=found.content.metadata)
+
+
+def _added(api: Api, given: Sequence[InputItem]) -> Sequence[Item]:
+    """InvalidRequest: nobody could ever go on with them."""
+    turns: list[Message] = []
+    for item in given:
+        item.added_to(turns)
+    if turns:
+        try:
+            api.generation_service.check_turns(ChatPrompt(messages=tuple(turns)))
+        except InvalidRequest as error:
+            raise InvalidRequest("items", error.rule) from None
+    return items_of_turns(f"msg_{secrets.token_hex(12)}", turns)
+
+
+async def _found(api: Api, exchange: HttpExchange) -> StoredConversation:
+    return await StoredConversation.find(api, exchange.tenant, exchange.path["id"])
+
+
+async def _changed(
+    api: Api, exchange: HttpExchange, edit: Edit, *, bounded: str = ""
+) -> StoredConversation:
+    id = exchange.path["id"]
+    return await StoredConversation.changed(api, exchange.tenant, id, edit, bounded=bounded)
+
+
+def _item_of(content: Content, exchange: HttpExchange) -> Item:
+    id = exchange.path["item_id"]
+    found = next((each for each in content.items if each.id == id), None)
+    if found is None:
+        raise NotFound(f"item {cut(repr(id))}", f"{exchange.path['id']!r} has none of that name")
+    return found
+
+
+ALL: Final = "/v1/conversations"
+PATH: Final = f"{ALL}/{{id}}"
+ITEMS_PATH: Final = f"{PATH}/items"
+ITEM_PATH: Final = f"{ITEMS_PATH}/{{item_id}}"
+ID: Final = (parameter("path", "id", CONVERSATION_ID.pattern, "as its answer has it"),)
+ITEM: Final = (*ID, parameter("path", "item_id", "", "as lists of items have it"))
+LISTED: Final = (*ID, *listed(ITEMS_LISTED_MAX, ITEMS))
+WHOLE: Final = (Conversation,)
+SOME: Final = (InputItems,)
+OPERATIONS: Final = (
+    Operation(
+        "POST", ALL, "createConversation", create_conversation, READS, WHOLE, (), ConversationBody
+    ),
+    Operation("GET", PATH, "getConversation", get_conversation, LOOKS, WHOLE, ID),
+    Operation(
+        "POST", PATH, "updateConversation", update_conversation, READS, WHOLE, ID, MetadataBody
+    ),
+    Operation(
+        "DELETE",
+        PATH,
+        "deleteConversation",
+        delete_conversation,
+        LOOKS,
+        (DeletedConversation,),
+        ID,
+    ),
+    Operation("POST", ITEMS_PATH, "addItems", add_items, READS, SOME, ID, ItemsBody),
+    Operation("GET", ITEMS_PATH, "listItems", list_items, LOOKS, SOME, LISTED),
+    Operation("GET", ITEM_PATH, "getItem", get_item, LOOKS, get_args(Item), ITEM),
+    Operation("DELETE", ITEM_PATH, "deleteItem", delete_item, LOOKS, WHOLE, ITEM),
+)

@@ -1,0 +1,104 @@
+"""A conversation as the ledger has it.
+
+A response is a part of it from the moment it is accepted, by its id: what it said is added by
+whoever looks first once it has ended, so that no process must live for it.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Self
+
+from gateway.openai.conversations.content import Content, Round
+from gateway.openai.operation import Api
+from gateway.openai.packing import unpacked
+from gateway.openai.responses.reply import ID_PREFIX, Item, message_id
+from gateway.openai.responses.stored import StoredResponse
+from gateway.openai.responses.turns import as_item, items_of_turns
+from gateway.tenants import Tenant
+from gateway.values.generation_request import Message
+from ledger.batches.conversations import KeptConversation
+from service_kit.errors import InvalidRequest, NotFound, Unavailable
+
+CONVERSATION_ID: Final = re.compile(r"conv_[0-9a-f]{24}", re.ASCII)
+# How often somebody else may be first.
+TRIES_MAX: Final = 16
+Edit = Callable[[Content], Content]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredConversation:
+    api: Api
+    tenant: Tenant
+    kept: KeptConversation
+    content: Content
+
+    @classmethod
+    async def new(cls, api: Api, tenant: Tenant, id: str, content: Content) -> Self:
+        raw = await content.packed(bounded="items")
+        kept = await api.link.ledger.conversations.new(tenant.name, id, raw)
+        return cls(api, tenant, kept, content)
+
+    @classmethod
+    async def find(cls, api: Api, tenant: Tenant, id: str, *, field: str = "id") -> Self:
+        """With what a response has said that has ended since. NotFound."""
+        check_id(id, field)
+        for _ in range(TRIES_MAX):
+            kept = await api.link.ledger.conversations.find(tenant.name, id)
+            found = cls(api, tenant, kept, await unpacked(kept.content, Content))
+            if (now := await found._looked_at()) is not None:
+                return now
+        raise _contended(id)
+
+    @classmethod
+    async def changed(
+        cls, api: Api, tenant: Tenant, id: str, edit: Edit, *, bounded: str = ""
+    ) -> Self:
+        """As it is after the edit, whoever changes it at the same time."""
+        for _ in range(TRIES_MAX):
+            found = await cls.find(api, tenant, id)
+            if (now := await found._with(edit(found.content), bounded)) is not None:
+                return now
+        raise _contended(id)
+
+    async def join(self, request_id: str, turns: Sequence[Message]) -> None:
+        """A response that was accepted goes on with it: nobody else did since it was found."""
+        if self.content.has_round_of(request_id):
+            return
+        asked = items_of_turns(message_id(ID_PREFIX + request_id), turns)
+        content = self.content.with_round(Round(asked, request_id, is_open=True))
+        if await self._with(content, "conversation") is None:
+            raise _contended(self.kept.id)
+
+    async def _looked_at(self) -> Self | None:
+        """None: somebody else changed it at the same time."""
+        if (waiting := self.content.open_round) is None:
+            return self
+        try:
+            stored = await StoredResponse.find(
+                self.api, self.tenant, ID_PREFIX + waiting.request_id
+            )
+            over = await stored.over()
+        except NotFound:
+            return await self._with(self.content.closed(None))
+        if over is None:
+            return self
+        is_told = over.status in ("completed", "incomplete")
+        said: list[Item] | None = [as_item(each) for each in over.output] if is_told else None
+        return await self._with(self.content.closed(said))
+
+    async def _with(self, content: Content, bounded: str = "") -> Self | None:
+        """None: it was changed since it was found."""
+        raw = await content.packed(bounded=bounded)
+        conversations = self.api.link.ledger.conversations
+        kept = await conversations.change(self.tenant.name, self.kept, raw)
+        return None if kept is None else replace(self, kept=kept, content=content)
+
+
+def check_id(id: str, field: str = "id") -> None:
+    if not CONVERSATION_ID.fullmatch(id):
+        raise InvalidRequest(field, f"must match {CONVERSATION_ID.pattern}")
+
+
+def _contended(id: str) -> Unavailable:
+    return Unavailable(f"conversation {id!r} is being changed by others at the same time")

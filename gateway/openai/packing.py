@@ -1,0 +1,33 @@
+"""What the ledger keeps for us beside its own records: compressed MessagePack of a Struct."""
+
+import asyncio
+import zlib
+from typing import Final, TypeVar
+
+import msgspec
+
+# A conversation of a million tokens takes a few: what is not ours must not fill the memory.
+BYTES_MAX: Final = 64 << 20
+# More takes milliseconds, for which others would wait.
+INLINE_BYTES_MAX: Final = 64 << 10
+
+T = TypeVar("T")
+
+
+async def compressed(content: bytes) -> bytes:
+    if len(content) > INLINE_BYTES_MAX:
+        return await asyncio.to_thread(zlib.compress, content, 1)
+    return zlib.compress(content, 1)
+
+
+async def packed(value: msgspec.Struct) -> bytes:
+    return await compressed(msgspec.msgpack.encode(value))
+
+
+async def unpacked(stored: bytes, kind: type[T]) -> T:
+    unpack = zlib.decompressobj().decompress
+    if len(stored) > INLINE_BYTES_MAX:
+        content = await asyncio.to_thread(unpack, stored, BYTES_MAX)
+    else:
+        content = unpack(stored, BYTES_MAX)
+    return msgspec.msgpack.decode(content, type=kind)

@@ -1,0 +1,104 @@
+"""Conversations of tenants: each a content that changes as a whole, unless another was first."""
+
+import secrets
+from dataclasses import dataclass
+from typing import Final
+
+from ledger import scripts
+from ledger.batches.shelf import too_many_bytes
+from ledger.store import Store
+from service_kit.errors import NotFound, Overloaded
+
+# Of one tenant.
+CONVERSATIONS_MAX: Final = 10_000
+# What one takes of the store besides its content.
+CONVERSATION_BYTES: Final = 2048
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptConversation:
+    """As it was found. `created_at`: seconds of the store's clock. `version`: of this content."""
+
+    id: str
+    created_at: int
+    version: str
+    content: bytes
+
+
+class Conversations:
+    """Every method names the tenant, and finds nothing of another. Part of Ledger; see there."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def new(self, tenant: str, id: str, content: bytes) -> KeptConversation:
+        """Overloaded: the tenant keeps too much."""
+        kept = await self._keep(tenant, id, "", content)
+        # Ids are minted.
+        assert kept is not None
+        return kept
+
+    async def find(self, tenant: str, id: str) -> KeptConversation:
+        """NotFound: no such conversation of this tenant, or not any more."""
+        key = self._store.keys.conversation(tenant, id)
+        (found,) = await self._store.read((("HMGET", key, "created_at", "version", "content"),))
+        created_at, version, content = found
+        if version is None:
+            raise self._gone(id)
+        return KeptConversation(
+            id=id, created_at=int(created_at), version=version.decode(), content=content
+        )
+
+    async def change(
+        self, tenant: str, before: KeptConversation, content: bytes
+    ) -> KeptConversation | None:
+        """Its time begins anew. None: somebody has changed it since it was found.
+
+        NotFound as `find`. Overloaded: it grew, and the tenant keeps too much.
+        """
+        return await self._keep(tenant, before.id, before.version, content)
+
+    async def drop(self, tenant: str, id: str) -> None:
+        """NotFound as `find`."""
+        keys = self._store.keys
+        verdict, *_ = await self._store.script(
+            scripts.CONVERSATION_DROP, (*keys.shelf(tenant), keys.conversation(tenant, id)), (id,)
+        )
+        if verdict == b"NONE":
+            raise self._gone(id)
+
+    async def _keep(
+        self, tenant: str, id: str, before: str, content: bytes
+    ) -> KeptConversation | None:
+        keys, limits = self._store.keys, self._store.limits
+        bounds = (limits.files_bytes_max, CONVERSATIONS_MAX, CONVERSATION_BYTES)
+        version = secrets.token_hex(8)
+        verdict, *rest = await self._store.script(
+            scripts.CONVERSATION_KEEP,
+            (*keys.shelf(tenant), keys.conversation(tenant, id)),
+            (id, before, version, content, limits.files_ttl_s, *bounds),
+        )
+        if verdict == b"OTHER":
+            return None
+        if verdict == b"NONE":
+            raise self._gone(id)
+        if verdict == b"FULL":
+            raise too_many_bytes(tenant, limits.files_bytes_max, int(rest[0]))
+        if verdict == b"MANY":
+            raise Overloaded(
+                f"too many conversations of tenant {tenant} are kept; delete some",
+                60.0,
+                CONVERSATIONS_MAX,
+                live=int(rest[0]),
+                subject="tenant",
+                tenant=tenant,
+            )
+        return KeptConversation(id=id, created_at=int(rest[0]), version=version, content=content)
+
+    def _gone(self, id: str) -> NotFound:
+        hours = self._store.limits.files_ttl_s / 3600
+        rule = (
+            "it never was, was deleted, or is kept no more; conversations are kept for"
+            f" {hours:g} h (--files-hours) after their last change"
+        )
+        return NotFound(f"conversation {id!r}", rule)
