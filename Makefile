@@ -133,8 +133,8 @@ mutants: setup  ## which tests catch which mistakes, each made in a copy of the 
 
 # Most of these wait more than they compute: five of them keep two cores busy, as the tests do.
 ci: setup  ## what CI runs
-	$(MAKE) -j5 $(SYNC) type lint protos-check test-browser test-node test-cluster test-prometheus test-arm
-	$(MAKE) test sim guard
+	$(MAKE) -j5 $(SYNC) type lint protos-check test-browser test-node test-cluster test-prometheus test-arm sim
+	$(MAKE) test guard
 
 clean:  ## remove what can be made again, except the store and the models
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist kernels/cpp/prebuilt *.egg-info

@@ -43,6 +43,12 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     *pages.OPERATIONS,
 )
 # What a misbehaving path or method is called in the error body.
+# Of OpenAI's API: where there is what such a path is for.
+ELSEWHERE: Final = {
+    "/v1/chat/completions": "chats are not kept; POST /v1/responses keeps what it answers",
+    "/v1/assistants": "there are /v1/conversations and /v1/responses",
+    "/v1/threads": "there are /v1/conversations and /v1/responses",
+}
 HTTP_CODES: Final = {404: "unknown_url", 405: "method_not_allowed"}
 
 
@@ -73,6 +79,13 @@ async def _routed(router: Router, scope: Scope, receive: Receive, send: Send) ->
     try:
         await router(scope, receive, send)
     except HTTPException as error:
-        message = f"{scope['method']} {scope['path'][:128]}: {error.detail}"
+        path = scope["path"][:128]
+        message = f"{scope['method']} {path}: {error.detail}{_elsewhere(path)}"
         code = HTTP_CODES.get(error.status_code)
         raise errors.HttpError(error.status_code, message, code, error.headers) from None
+
+
+def _elsewhere(path: str) -> str:
+    """A word for who looks for what is here under another name."""
+    found = (rule for start, rule in ELSEWHERE.items() if f"{path}/".startswith(f"{start}/"))
+    return next((f"; {rule}" for rule in found), "")

@@ -18,7 +18,14 @@ Answer = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 
 class Refused(Exception):
-    """What was asked cannot be done. The text is for the client, after the subject's name."""
+    """What was asked cannot be done. The text is for the client, after the subject's name.
+
+    `at`: because of which of several things that were asked; None: of none of them.
+    """
+
+    def __init__(self, reason: str, at: int | None = None) -> None:
+        super().__init__(reason)
+        self.at = at
 
 
 def frame(message: Mapping[str, Any]) -> bytes:
@@ -33,7 +40,7 @@ def answered(answer: Answer, question: Mapping[str, Any]) -> bytes:
     try:
         return frame(answer(question))
     except Refused as error:
-        reason = str(error)
+        return _refusal(str(error), {} if error.at is None else {"at": error.at})
     except MemoryError:
         reason = "outgrew its memory"
     except (KeyboardInterrupt, SystemExit):
@@ -41,7 +48,11 @@ def answered(answer: Answer, question: Mapping[str, Any]) -> bytes:
     # A fault of a library in Rust is no Exception: its panics are not.
     except BaseException as error:
         reason = f"says: {type(error).__name__}: {error}"
-    return frame({"error": reason[:REASON_CHARS_MAX].encode("utf-8", "replace").decode()})
+    return _refusal(reason, {})
+
+
+def _refusal(reason: str, more: Mapping[str, int]) -> bytes:
+    return frame({"error": reason[:REASON_CHARS_MAX].encode("utf-8", "replace").decode(), **more})
 
 
 def serve(begin: Callable[[Mapping[str, Any]], Answer], memory_bytes_max: int) -> None:

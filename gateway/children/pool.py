@@ -46,6 +46,14 @@ class Work:
     subject: str
 
 
+class WorkRefused(InvalidRequest):
+    """By a child. `at`: as its `Refused` has it."""
+
+    def __init__(self, work: Work, said: Mapping[str, Any]) -> None:
+        super().__init__(work.field, f"{work.subject} {said['error']}")
+        self.at: int | None = said.get("at")
+
+
 class ChildPool:
     """The parent's side. A question per child; waiting ones queue, which their clients bound."""
 
@@ -60,7 +68,7 @@ class ChildPool:
         self._serving: set[asyncio.Task[None]] = set()
 
     async def ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer. InvalidRequest: it is an error, or the work outgrows its limits."""
+        """The answer. WorkRefused: it is an error. InvalidRequest: the work outgrows its limits."""
         asked = frame(question)
         child = await self._free.get()
         # A frame half-way must be finished although its client may leave: the next frame would
@@ -71,7 +79,7 @@ class ChildPool:
         serving.add_done_callback(self._serving.discard)
         said = await reply
         if "error" in said:
-            raise InvalidRequest(self._work.field, f"{self._work.subject} {said['error']}")
+            raise WorkRefused(self._work, said)
         return said
 
     async def _serve(

@@ -17,7 +17,14 @@ from gateway.http.json_reply import to_json
 from gateway.http.middleware import OPEN_PATHS
 from gateway.openai.generation_body import SEED_MIN
 from gateway.openai.operation import OPEN, Api, Operation
-from gateway.openai.request_body import HARMLESS, METADATA_MAX, NEUTRAL, RequestBody
+from gateway.openai.request_body import (
+    ELSEWHERE,
+    HARMLESS,
+    METADATA_MAX,
+    NEUTRAL,
+    UNSUPPORTED,
+    RequestBody,
+)
 from gateway.requests.tool_rules import TOOL_NAME, TOOLS_MAX
 from gateway.requests.validation import (
     BIAS_MAX,
@@ -165,7 +172,10 @@ def _unused() -> Schema:
     """OpenAI's fields that change nothing here."""
     ignored = {name: {"description": "accepted and ignored"} for name in sorted(HARMLESS)}
     neutral = {
-        name: {"enum": list(values), "description": "not supported: accepted where it asks nothing"}
+        name: {
+            "enum": list(values),
+            "description": f"{ELSEWHERE.get(name, UNSUPPORTED)}: accepted where it asks nothing",
+        }
         for name, values in NEUTRAL.items()
     }
     return ignored | neutral

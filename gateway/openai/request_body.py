@@ -29,7 +29,6 @@ HARMLESS: Final = frozenset(
         "prompt_cache_key",
         "prompt_cache_retention",
         "safety_identifier",
-        "store",
         "user",
     }
 )
@@ -45,11 +44,20 @@ NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "modalities": (None, ["text"]),
     "parallel_tool_calls": (None, True, False),
     "prediction": (None,),
+    "store": (None, False),
     "suffix": (None, ""),
     "tool_choice": (None, "none", "auto"),
     "tools": (None, []),
     "verbosity": VERBOSITIES,
     "web_search_options": (None,),
+}
+UNSUPPORTED: Final = "is not supported by this server"
+# Where there is what such a field asks for.
+ELSEWHERE: Final = {
+    "conversation": "is not for chats and completions: POST /v1/responses goes on with one",
+    "function_call": f"{UNSUPPORTED}; chat has tool_choice for it",
+    "functions": f"{UNSUPPORTED}; chat has tools for them",
+    "store": "is not for chats and completions: only POST /v1/responses keeps what it answers",
 }
 # OpenAI's bounds of what it keeps for its client.
 METADATA_MAX: Final = 16
@@ -167,7 +175,7 @@ def parse(kind: type[BodyT], sent: JsonBody, ignored: dict[str, None] | None = N
         elif key in NEUTRAL:
             # By type too: Python has 1 == True, JSON has not.
             if not any(type(value) is type(each) and value == each for each in NEUTRAL[key]):
-                raise InvalidRequest(key, "is not supported by this server")
+                raise InvalidRequest(key, ELSEWHERE.get(key, UNSUPPORTED))
         elif key not in HARMLESS:
             kept[key] = value
     return validated(kind, kept, ignored)

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from pydantic_core import from_json
 
+from gateway.children.pool import WorkRefused
 from gateway.children.tenant_slots import TenantSlots
 from gateway.requests.validation import FarTooLong
 from gateway.text.model_card import ModelCard
@@ -66,11 +67,15 @@ class Prompter:
         if self._template is None:
             raise InvalidRequest(prompt.field, "this model has no chat template; send a text")
         most = COUNTED_CONTEXTS * text.context_tokens
-        pieces = await self._template.render(
-            [_turn(message) for message in prompt.messages],
-            dict(prompt.options) | ({"tools": [*map(_tool, prompt.tools)]} if prompt.tools else {}),
-            controls_max=most,
-        )
+        tools = {"tools": [*map(_tool, prompt.tools)]} if prompt.tools else {}
+        turns = [_turn(message) for message in prompt.messages]
+        try:
+            pieces = await self._template.render(
+                turns, dict(prompt.options) | tools, controls_max=most
+            )
+        except WorkRefused as error:
+            place = prompt.field if error.at is None else prompt.place(error.at)
+            raise InvalidRequest(place, error.rule) from None
         if pieces is None:
             raise FarTooLong(text.field, text.context_tokens - 1, most)
         # Without control tokens' texts, which is always but under attack, this is one piece.

@@ -36,7 +36,7 @@ def check_chat(prompt: ChatPrompt) -> None:
     _check_tools(prompt.tools)
     for index, message in enumerate(prompt.messages):
         for number, call in enumerate(message.tool_calls):
-            field = f"{prompt.field}.{index}.tool_calls.{number}"
+            field = call.place or f"{prompt.place(index)}.tool_calls.{number}"
             _check_name(f"{field}.name", call.name)
             _object(f"{field}.arguments", call.arguments)
 
@@ -55,7 +55,7 @@ def check_model(request: GenerationRequest, card: ModelCard, limits: Limits) -> 
         _check_held(request, prompt, card, limits)
     for index, message in enumerate(prompt.messages):
         if card.knows_tools and message.role == "tool" and not message.tool_call_id:
-            raise InvalidRequest(f"{prompt.field}.{index}.tool_call_id", "must be given")
+            raise InvalidRequest(f"{prompt.place(index)}.tool_call_id", "must be given")
 
 
 def _check_held(

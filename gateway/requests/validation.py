@@ -312,14 +312,14 @@ def check_chat(prompt: ChatPrompt, limits: Limits) -> None:
         raise InvalidRequest(prompt.field, "must hold at least one message")
     if len(prompt.messages) > limits.messages_max:
         raise TooMany(prompt.field, limits.messages_max, len(prompt.messages), "messages")
-    for message in prompt.messages:
+    for index, message in enumerate(prompt.messages):
         if message.role not in limits.roles:
             known = ", ".join(sorted(limits.roles))
-            rule = f"every role must be one of {known}; got {message.role[:64]!r}"
-            raise InvalidRequest(prompt.field, rule)
+            rule = f"must be one of {known}; got {message.role[:64]!r}"
+            raise InvalidRequest(f"{prompt.place(index)}.role", rule)
         if message.name and not NAME.fullmatch(message.name):
-            rule = f"every name must match {NAME.pattern}; got {message.name[:64]!r}"
-            raise InvalidRequest(prompt.field, rule)
+            rule = f"must match {NAME.pattern}; got {message.name[:64]!r}"
+            raise InvalidRequest(f"{prompt.place(index)}.name", rule)
     _check_text(prompt.field, prompt.texts(), limits)
     for name, _ in prompt.options:
         check_option("conversation.template_options", name, limits)

@@ -24,7 +24,14 @@ TESTS: Final = {
 
 
 class TemplateFailed(Exception):
-    """The template refused the conversation, or is broken. The text is for the client."""
+    """The template refused the conversation, or is broken. The text is for the client.
+
+    `is_of_work`: it was too much of it, whatever stands in which message.
+    """
+
+    def __init__(self, reason: str, *, is_of_work: bool = False) -> None:
+        super().__init__(reason)
+        self.is_of_work = is_of_work
 
 
 class ChatTemplate:
@@ -60,7 +67,8 @@ class ChatTemplate:
         except template_names.TemplateRefused as error:
             raise TemplateFailed(str(error)) from error
         except minijinja.TemplateError as error:
-            raise TemplateFailed(_first_line(error)) from error
+            is_of_work = error.kind == "OutOfFuel"
+            raise TemplateFailed(_first_line(error), is_of_work=is_of_work) from error
 
 
 def _first_line(error: minijinja.TemplateError) -> str:

@@ -9,6 +9,7 @@ from typing import Any, Final
 from gateway.children.child import Refused, serve
 from gateway.text.chat_template import ChatTemplate, TemplateFailed
 from gateway.text.control_texts import ControlTexts
+from gateway.text.template_refusal import Messages, refused_at
 
 MEMORY_BYTES_MAX: Final = 512 << 20
 
@@ -22,20 +23,24 @@ class Renderer:
         self._text_bytes_max: int = setup["text_bytes_max"]
 
     def __call__(self, question: Mapping[str, Any]) -> Mapping[str, Any]:
+        messages, options = self._hide(question["messages"]), self._hide(question["options"])
+
+        def render(some: Messages) -> str:
+            return self._template.render(some, **options)
+
         try:
-            pieces = self._pieces(question)
+            pieces = self._pieces(render(messages))
         except TemplateFailed as error:
-            raise Refused(f"says: {error}") from error
+            raise Refused(f"says: {error}", refused_at(render, messages, error)) from error
         # A control token's text is a token at least, and each is work and memory for who asked.
         return {"pieces": pieces if len(pieces) // 2 <= question["controls_max"] else None}
 
-    def _pieces(self, question: Mapping[str, Any]) -> list[str]:
-        messages, options = self._hide(question["messages"]), self._hide(question["options"])
-        pieces = self._controls.split(self._template.render(messages, **options))
+    def _pieces(self, rendered: str) -> list[str]:
+        pieces = self._controls.split(rendered)
         size_bytes = sum(len(piece.encode()) for piece in pieces)
         if size_bytes > self._text_bytes_max:
             limit = f"at most {self._text_bytes_max} bytes, got {size_bytes}"
-            raise TemplateFailed(f"the rendered prompt must have {limit}")
+            raise TemplateFailed(f"the rendered prompt must have {limit}", is_of_work=True)
         return pieces
 
     def _hide(self, value: Any) -> Any:

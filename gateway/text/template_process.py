@@ -10,7 +10,7 @@ from typing import Any, Final
 from gateway.children.pool import ChildLimits, ChildPool, Work
 
 WORK: Final = Work(
-    module="gateway.text.template_child", field="messages", subject="the chat template"
+    module="gateway.text.template_child", field="conversation.messages", subject="the chat template"
 )
 CONTROLS_MAX: Final = 1 << 20
 
@@ -45,7 +45,8 @@ class TemplateProcess(ChildPool):
         """The prompt as text, control token's text that a client wrote, text, … None: more of
         those than `controls_max`.
 
-        InvalidRequest when the template refuses or outgrows its limits.
+        InvalidRequest when the template refuses (WorkRefused, `at` a message) or outgrows its
+        limits.
         """
         question = {"messages": list(messages), "options": dict(options or {})}
         said = await self.ask(question | {"controls_max": controls_max})

@@ -50,6 +50,8 @@ class ToolCall:
     id: str
     name: str
     arguments: str
+    # Where it was written, in the client's words; empty: by its number in its turn.
+    place: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +67,8 @@ class Message:
     tool_calls: tuple[ToolCall, ...] = ()
     # Of a tool's answer: to which call.
     tool_call_id: str = ""
+    # Where it was written, in the client's words; empty: by its number.
+    place: str = field(default="", compare=False)
 
     def texts(self) -> Iterator[str]:
         yield from (self.content or "", self.reasoning, self.tool_call_id)
@@ -81,6 +85,10 @@ class ChatPrompt:
     # For the chat template, by name; only names that the gateway allows.
     options: tuple[tuple[str, object], ...] = ()
     tools: tuple[Tool, ...] = ()
+
+    def place(self, index: int) -> str:
+        """Where a turn was written."""
+        return self.messages[index].place or f"{self.field}.{index}"
 
     def texts(self) -> Iterator[str]:
         """All that a client wrote, but for names that are checked by themselves."""

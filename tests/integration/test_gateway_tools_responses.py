@@ -156,12 +156,14 @@ async def test_wrong_tools_of_responses_are_named_as_its_body_has_them(
 ) -> None:
     async with speaking("qwen3", tmp_path, redis_url, cell) as stack:
         call = {"type": "function_call", "call_id": "c", "name": "clock", "arguments": "["}
+        said = {"role": "user", "content": "Weather?"}
         wrong: list[tuple[dict[str, Any], str]] = [
             ({"tools": [{"type": "function", "name": "a b"}]}, "tools.0.name"),
             ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
             ({"tools": [RESPONSE_TOOLS[1]] * 2}, "tools.1.name"),
             ({"tool_choice": "required"}, "tool_choice"),
-            ({"input": [call]}, "input"),
+            ({"input": [call]}, "input.0.arguments"),
+            ({"input": [said, call | {"name": "a b"}]}, "input.1.name"),
             ({"input": [{"type": "item_reference", "id": "msg_x_1"}]}, "input.0.id"),
         ]
         for fields, param in wrong:

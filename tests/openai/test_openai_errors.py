@@ -99,6 +99,17 @@ def test_no_such_path_or_method(client: OpenAI) -> None:
     with pytest.raises(openai.APIStatusError) as refused:
         client.models.delete(MODEL)
     assert refused.value.status_code == 405
+    # What is here under another name is named.
+    with pytest.raises(openai.NotFoundError, match="POST /v1/responses keeps what it answers"):
+        client.chat.completions.retrieve("chatcmpl-1")
+    with pytest.raises(openai.APIStatusError, match="chats are not kept"):
+        client.chat.completions.list()
+    messages: Any = [{"role": "user", "content": "x"}]
+    for store in (None, False):
+        client.chat.completions.create(model=MODEL, messages=messages, max_tokens=1, store=store)
+    with pytest.raises(openai.BadRequestError, match="only POST /v1/responses keeps") as kept:
+        client.chat.completions.create(model=MODEL, messages=messages, store=True)
+    assert kept.value.param == "store"
 
 
 def test_an_idempotency_key_used_twice(client: OpenAI) -> None:

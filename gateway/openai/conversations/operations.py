@@ -25,7 +25,7 @@ from gateway.openai.responses.reply import InputItems, Item
 from gateway.openai.responses.turns import items_of_turns
 from gateway.openai.usage import Count
 from gateway.values.generation_request import ChatPrompt, Message
-from service_kit.errors import InvalidRequest, NotFound
+from service_kit.errors import NotFound
 
 # OpenAI's own.
 ITEMS_ADDED_MAX: Final = 20
@@ -139,13 +139,10 @@ def told(found: StoredConversation) -> Conversation:
 def _added(api: Api, given: Sequence[InputItem]) -> Sequence[Item]:
     """InvalidRequest: nobody could ever go on with them."""
     turns: list[Message] = []
-    for item in given:
-        item.added_to(turns)
+    for index, item in enumerate(given):
+        item.added_to(turns, f"items.{index}")
     if turns:
-        try:
-            api.generation_service.check_turns(ChatPrompt(messages=tuple(turns)))
-        except InvalidRequest as error:
-            raise InvalidRequest("items", error.rule) from None
+        api.generation_service.check_turns(ChatPrompt(messages=tuple(turns)))
     return items_of_turns(f"msg_{secrets.token_hex(12)}", turns)
 
 

@@ -83,7 +83,7 @@ class InputMessage(RequestBody):
     status: str | None = None
     phase: str | None = None
 
-    def added_to(self, turns: list[Message]) -> None:
+    def added_to(self, turns: list[Message], place: str = "") -> None:
         """ "developer" is OpenAI's newer word for what templates call "system"."""
         text, last = _text(self.content), turns[-1] if turns else None
         is_begun = last is not None and last.content is None and not last.tool_calls
@@ -91,7 +91,7 @@ class InputMessage(RequestBody):
             turns[-1] = replace(last, content=text)
         else:
             role = "system" if self.role == "developer" else self.role
-            turns.append(Message(role=role, content=text))
+            turns.append(Message(role=role, content=text, place=place))
 
 
 class FunctionCallInput(RequestBody):
@@ -106,12 +106,13 @@ class FunctionCallInput(RequestBody):
     parsed_arguments: Any = None
     """What the SDKs' `parse` made of the arguments."""
 
-    def added_to(self, turns: list[Message]) -> None:
-        call = ToolCall(id=self.call_id, name=self.name, arguments=self.arguments)
+    def added_to(self, turns: list[Message], place: str = "") -> None:
+        call = ToolCall(id=self.call_id, name=self.name, arguments=self.arguments, place=place)
         if turns and turns[-1].role == "assistant":
             turns[-1] = replace(turns[-1], tool_calls=(*turns[-1].tool_calls, call))
         else:
-            turns.append(Message(role="assistant", content=None, tool_calls=(call,)))
+            turn = Message(role="assistant", content=None, tool_calls=(call,), place=place)
+            turns.append(turn)
 
 
 class FunctionOutputInput(RequestBody):
@@ -123,8 +124,10 @@ class FunctionOutputInput(RequestBody):
     id: str | None = None
     status: str | None = None
 
-    def added_to(self, turns: list[Message]) -> None:
-        turns.append(Message(role="tool", content=_text(self.output), tool_call_id=self.call_id))
+    def added_to(self, turns: list[Message], place: str = "") -> None:
+        text = _text(self.output)
+        turn = Message(role="tool", content=text, tool_call_id=self.call_id, place=place)
+        turns.append(turn)
 
 
 class InputReasoningText(RequestBody):
@@ -142,9 +145,9 @@ class ReasoningInput(RequestBody):
     encrypted_content: None = None
     status: str | None = None
 
-    def added_to(self, turns: list[Message]) -> None:
+    def added_to(self, turns: list[Message], place: str = "") -> None:
         text = "".join(part.text for part in self.content or ())
-        turns.append(Message(role="assistant", content=None, reasoning=text))
+        turns.append(Message(role="assistant", content=None, reasoning=text, place=place))
 
 
 class ItemReference(RequestBody):
@@ -354,11 +357,11 @@ class ResponseBody(SamplingBody):
     def turns(self, referenced: Mapping[str, InputItem]) -> list[Message]:
         """Those of `input`. What an assistant thought, said and called is one."""
         if isinstance(self.input, str):
-            return [Message(role="user", content=self.input)]
+            return [Message(role="user", content=self.input, place="input")]
         turns: list[Message] = []
-        for given in self.input:
+        for index, given in enumerate(self.input):
             item = referenced[given.id] if isinstance(given, ItemReference) else given
-            item.added_to(turns)
+            item.added_to(turns, f"input.{index}")
         return turns
 
     def response_request(self, turns: Sequence[Message], limits: Limits) -> GenerationRequest:
@@ -369,7 +372,8 @@ class ResponseBody(SamplingBody):
             check_option("reasoning.effort", "reasoning_effort", limits)
             options["reasoning_effort"] = self.reasoning.effort
         if self.instructions is not None:
-            turns = [Message(role="system", content=self.instructions), *turns]
+            field = "instructions"
+            turns = [Message(role="system", content=self.instructions, place=field), *turns]
         choice = self.tool_choice
         name = choice.name if isinstance(choice, ResponseNamedChoice) else ""
         functions = self.tools or ()

@@ -1,6 +1,7 @@
 """The conversation that a response answers: what came before, what is referred to, what fits."""
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 from gateway.http.json_body import cut
@@ -31,7 +32,8 @@ async def before(api: Api, tenant: Tenant, body: ResponseBody, request_id: str =
     time; then what came before it then.
     """
     if (id := body.conversation_id) is None:
-        return Before(await _earlier(api, tenant, body.previous_response_id))
+        turns = await _earlier(api, tenant, body.previous_response_id)
+        return Before(_written(turns, "previous_response_id"))
     field = "conversation"
     try:
         found = await StoredConversation.find(api, tenant, id, field=field)
@@ -41,7 +43,13 @@ async def before(api: Api, tenant: Tenant, body: ResponseBody, request_id: str =
     if waiting is not None and not found.content.has_round_of(request_id):
         response = f"{ID_PREFIX}{waiting.request_id}"
         raise InvalidRequest(field, f"names {id!r}, whose {response} has not ended yet")
-    return Before(turns_of_items(found.content.before(request_id).items), found)
+    turns = turns_of_items(found.content.before(request_id).items)
+    return Before(_written(turns, field), found)
+
+
+def _written(turns: Sequence[Message], field: str) -> Sequence[Message]:
+    """What is wrong with them is wrong with the field that names them."""
+    return [replace(each, place=field) for each in turns]
 
 
 async def own_turns(api: Api, tenant: Tenant, body: ResponseBody) -> Sequence[Message]:
