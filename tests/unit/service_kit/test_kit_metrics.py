@@ -1,5 +1,6 @@
 """Metrics of a process: names of others, exemplars, and spans that nobody will see."""
 
+import socket
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -86,6 +87,21 @@ def test_a_page_is_served_on_a_port_that_was_free(metrics: Metrics) -> None:
     other.close()
 
 
+def test_a_collector_that_takes_connections_and_says_nothing_holds_up_no_stop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Left to itself the SDK waits for as long as an export may take: here an hour."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv(telemetry.ENDPOINT, f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "3600")
+        metrics = Metrics("test", is_scraped=False)
+        metrics.meter.create_observable_gauge("kaiten.num_requests_running", seen(lambda: 3))
+        metrics.close()
+    for thread in threading.enumerate():
+        if thread.name == "OtelPeriodicExportingMetricReader":
+            thread.join()
+
+
 def test_labels_that_tell_series_apart_stay(metrics: Metrics) -> None:
     metrics.model_name = lambda: "mini"
     first = metrics.meter.create_histogram("gen_ai.server.time_to_first_token", "s", "x")
@@ -119,11 +135,13 @@ class Sink:
 
     def __init__(self) -> None:
         self.has_begun, self.is_open = threading.Event(), threading.Event()
-        self.result = SpanExportResult.SUCCESS
+        self.result: SpanExportResult | None = SpanExportResult.SUCCESS
 
     def export(self, _spans: Sequence[object]) -> SpanExportResult:
         self.has_begun.set()
         assert self.is_open.wait(30)
+        if self.result is None:
+            raise ValueError("a span that is no message")
         return self.result
 
     def shutdown(self) -> None: ...
@@ -154,12 +172,13 @@ def test_spans_for_which_there_is_no_room_are_not_made_and_counted(metrics: Metr
     dropped = told["kaiten_spans_dropped_total", "by=sender"]
     assert told["kaiten_spans_exported_total", ""] + dropped == 2000
     spans.drop()
-    sink.result = SpanExportResult.FAILURE
-    spans.put("s", start_ns=1, end_ns=2)
-    processor.force_flush()
+    for result in (SpanExportResult.FAILURE, None):
+        sink.result = result
+        spans.put("s", start_ns=1, end_ns=2)
+        processor.force_flush()
     told = samples(metrics)
     assert told["kaiten_spans_dropped_total", "by=maker"] == 1
-    assert told["kaiten_spans_dropped_total", "by=refused"] == 1
+    assert told["kaiten_spans_dropped_total", "by=refused"] == 2
     assert told["kaiten_spans_exported_total", ""] + dropped == 2000
     spans.close()
 
@@ -173,6 +192,8 @@ def test_a_queue_that_stands_still_drops_all_the_rest() -> None:
     for _ in range(615):
         spans.put("s", start_ns=1, end_ns=2)
     assert spans.dropped == {"maker": 0, "sender": 15, "refused": 0}
+    # What is on its way is not there yet.
+    assert spans.exported == 0
     sink.is_open.set()
     spans.close()
 
