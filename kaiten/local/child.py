@@ -164,7 +164,9 @@ class Child:
         try:
             with self.spec.log_path.open("rb") as log:
                 end = log.seek(0, os.SEEK_END)
-                log.seek(max(self._log_from, end - LOG_TAIL_BYTES))
+                # Cut meanwhile, as logrotate does, all of it is of this run.
+                begin = self._log_from if self._log_from <= end else 0
+                log.seek(max(begin, end - LOG_TAIL_BYTES))
                 return log.read().decode("utf-8", "replace")
         except OSError:
             return ""

@@ -3,15 +3,18 @@
 import socket
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
 from typing import Any
 from urllib.request import urlopen
 
 import pytest
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
+from structlog.testing import capture_logs
 
 from service_kit import telemetry
 from service_kit.errors import ConfigError
 from service_kit.metrics import Metrics, count_spans, exemplar, seen
+from service_kit.metrics_server import CONNECTIONS_MAX, MetricsServer, Page
 from service_kit.telemetry import minted
 from tests.support.exemplars import Exemplars
 
@@ -85,6 +88,41 @@ def test_a_page_is_served_on_a_port_that_was_free(metrics: Metrics) -> None:
     with pytest.raises(ConfigError, match=f"cannot serve metrics on 127.0.0.1:{taken}: "):
         other.serve("127.0.0.1", taken)
     other.close()
+
+
+def test_who_holds_connections_has_so_many_and_frees_them_by_leaving(metrics: Metrics) -> None:
+    server = MetricsServer("127.0.0.1", 0, metrics.page)
+    address = ("127.0.0.1", server.port)
+    with ExitStack() as held:
+        for _ in range(CONNECTIONS_MAX):
+            held.enter_context(socket.create_connection(address)).sendall(b"GET / HTT")
+        # They are taken in turn, so all of those were before.
+        with socket.create_connection(address) as one_more:
+            assert one_more.recv(1) == b""
+    answer = b""
+    while not answer:
+        with suppress(ConnectionError), socket.create_connection(address) as one:
+            one.sendall(b"GET / HTTP/1.0\r\n\r\n")
+            answer = one.recv(12)
+    assert answer == b"HTTP/1.0 200"
+    server.close()
+
+
+def test_a_page_that_fails_is_logged_and_who_left_is_not() -> None:
+    pages = iter([ConnectionResetError(), ValueError("why")])
+
+    def page(_accept: str) -> Page:
+        raise next(pages)
+
+    server = MetricsServer("127.0.0.1", 0, page)
+    with capture_logs() as logs:
+        for _ in range(2):
+            with socket.create_connection(("127.0.0.1", server.port)) as one:
+                one.sendall(b"GET / HTTP/1.0\r\n\r\n")
+                assert one.recv(1) == b""
+        server.close()
+    (entry,) = logs
+    assert (entry["event"], str(entry["exc_info"])) == ("metrics.failed", "why")
 
 
 def test_a_collector_that_takes_connections_and_says_nothing_holds_up_no_stop(

@@ -256,6 +256,16 @@ def test_serve_refuses_with_cause_and_fix(
     assert fix in said
 
 
+def test_serve_refuses_a_file_where_its_folder_would_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "logs").touch()
+    ports = ("--grpc-port", "0", "--http-port", "0")
+    code, said = here(capsys, "serve", "--data-dir", str(tmp_path), *ports)
+    assert code == 1
+    assert "cannot be a folder of this user's alone: File exists" in said
+
+
 def test_mistakes_and_refusals_are_exit_codes_of_a_process() -> None:
     code, said = kaiten("serve", "--kv-dtype", "fp16")
     assert (code, "fp16" in said) == (2, True)

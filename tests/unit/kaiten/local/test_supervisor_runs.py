@@ -155,11 +155,17 @@ def test_whom_its_terminal_leaves_goes_on_under_nohup_and_stops_in_order(start: 
     assert sorted(run.ended()) == sorted(NAMES)
 
 
-def test_what_is_known_of_a_death_is_told_without_a_log_and_without_a_name(tmp_path: Path) -> None:
+def test_what_is_known_of_a_death_without_its_log_or_a_name_and_after_a_cut(tmp_path: Path) -> None:
     child = Child(
         ChildSpec(name="a", command=(), log_path=tmp_path / "none", is_ready=asyncio.Future)
     )
     assert child.log_text() == ""
+    # What was there before it began is not its; what comes after the file was cut is.
+    child._log_from = 6
+    child.spec.log_path.write_text("before")
+    assert child.log_text() == ""
+    child.spec.log_path.write_text("why")
+    assert child.log_text() == "why"
     assert exit_text(-signal.SIGRTMIN - 1) == f"exit code {-signal.SIGRTMIN - 1}"
 
 
