@@ -1,13 +1,40 @@
 """The terminal that commands write to."""
 
 import sys
+from contextlib import suppress
+from typing import Any, Final, TextIO
 
 from rich.console import Console
 
-COLUMNS_WHEN_PIPED = 100
+COLUMNS_WHEN_PIPED: Final = 100
 
 
-def console(*, stderr: bool = True) -> Console:
-    """A console that does not wrap at 80 columns in a log file."""
+class _Unfailing:
+    """A stream for who has more to do than to be read: what it cannot take is lost. A terminal that
+    was closed, a reader of a pipe that has left and a full disk raise at every line.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> None:
+        with suppress(OSError):
+            self._stream.write(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._stream.flush()
+
+
+def console(*, stderr: bool = True, is_unfailing: bool = False) -> Console:
+    """A console that does not wrap at 80 columns in a log file. `is_unfailing`: who writes goes on
+    when nothing can be written any more."""
     stream = sys.stderr if stderr else sys.stdout
-    return Console(stderr=stderr, width=None if stream.isatty() else COLUMNS_WHEN_PIPED)
+    width = None if stream.isatty() else COLUMNS_WHEN_PIPED
+    if is_unfailing:
+        file: Any = _Unfailing(stream)
+        return Console(file=file, width=width)
+    return Console(stderr=stderr, width=width)

@@ -5,7 +5,8 @@ Libraries that use the standard library's logging come out in the same format, f
 
 import logging
 import sys
-from typing import Final
+from contextlib import suppress
+from typing import Final, TextIO
 
 import structlog
 from structlog.typing import Processor
@@ -13,6 +14,23 @@ from structlog.typing import Processor
 from service_kit.errors import ConfigError
 
 LEVELS: Final = ("debug", "info", "warning", "error")
+
+
+class _Unfailing:
+    """A stream as a log needs it: what it cannot take is lost, and whoever logged goes on. Else a
+    full disk, or the end of who reads a pipe, ends every process at its next line.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        with suppress(OSError):
+            self._stream.write(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._stream.flush()
 
 
 def configure(service: str, level: str = "info") -> None:
@@ -25,7 +43,7 @@ def configure(service: str, level: str = "info") -> None:
         wrapper_class=structlog.make_filtering_bound_logger(
             logging.getLevelNamesMapping()[level.upper()]
         ),
-        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(_Unfailing(sys.stderr)),  # type: ignore[arg-type]
     )
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(

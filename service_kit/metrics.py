@@ -7,6 +7,7 @@ never per token.
 """
 
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, Final
@@ -44,7 +45,8 @@ class Metrics:
         self._registry: Any = None
         self._server: MetricsServer | None = None
         self._provider: Any = None
-        sending = _otlp_reader(environ)
+        self._exporter = _otlp_exporter(environ)
+        sending = () if self._exporter is None else (_sending(self._exporter),)
         readers = [*self._page_reader(is_scraped), *sending]
         # Only who is sent metrics by OTLP gets exemplars: a page in Prometheus' text has none.
         self.has_exemplars = bool(sending) and telemetry.has_spans(environ)
@@ -57,6 +59,7 @@ class Metrics:
         self._provider = sdk.MeterProvider(
             metric_readers=readers,
             resource=Resource.create({"service.name": f"kaiten-{service}"}),
+            shutdown_on_exit=False,
             # They are most of a record's cost, so only where somebody can look a trace up.
             exemplar_filter=sdk.TraceBasedExemplarFilter()
             if self.has_exemplars
@@ -96,11 +99,22 @@ class Metrics:
         return f"http://{host}:{self._server.port}/metrics"
 
     def close(self) -> None:
-        """Send what is left and free the port. May block for as long as the collector is slow."""
+        """Free the port and send what is left, but not for long: a stop waits for no collector."""
         if self._server is not None:
             self._server.close()
         if self._provider is not None:
+            closing = threading.Thread(target=self._send_left, daemon=True)
+            closing.start()
+            closing.join(telemetry.CLOSE_S_MAX)
+            if closing.is_alive() and self._exporter is not None:
+                # What is under way fails.
+                self._exporter.shutdown()
+
+    def _send_left(self) -> None:
+        try:
             self._provider.shutdown()
+        except Exception as error:  # readers' own, of any kind; they may be of no use to anybody
+            log.warning("metrics.unsent", reason=str(error))
 
     def _page_reader(self, is_scraped: bool) -> Sequence[Any]:
         if not is_scraped:
@@ -167,15 +181,20 @@ def _attributes(labels: Sequence[str], key: str | Sequence[str]) -> dict[str, st
     return {label: value for label, value in zip(labels, values, strict=True) if value}
 
 
-def _otlp_reader(environ: Mapping[str, str] | None) -> Sequence[Any]:
+def _otlp_exporter(environ: Mapping[str, str] | None) -> Any:
+    """None: nobody is named who wants metrics."""
     given = os.environ if environ is None else environ
     if not telemetry.is_configured(given) or given.get(OTLP_SWITCH) == "none":
-        return ()
+        return None
     if not telemetry.is_installed(OTLP):
         raise ConfigError(
             f"{telemetry.ENDPOINT} is set but the exporter is not installed: pip install "
             f"'kaiten[otlp]', or set {OTLP_SWITCH}=none"
         )
+    return import_module(OTLP).OTLPMetricExporter()
+
+
+def _sending(exporter: Any) -> Any:
     from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 
-    return (PeriodicExportingMetricReader(import_module(OTLP).OTLPMetricExporter()),)
+    return PeriodicExportingMetricReader(exporter)

@@ -114,12 +114,15 @@ class Credential:
                 log.warning("credential.kept", reason=self._kept)
         return self._keys
 
-    def _look(self) -> tuple[int, int, int]:
+    def _look(self) -> tuple[int, ...]:
+        """Another when its content, its mode or its owner is another."""
         try:
             found = self._path.stat()
         except OSError as error:
             raise self._error(f"cannot be read: {error.strerror}") from None
-        return found.st_ino, found.st_size, found.st_mtime_ns
+        # The times of two changes may be the same: they are of a coarse clock.
+        times = found.st_mtime_ns, found.st_ctime_ns
+        return found.st_ino, found.st_size, found.st_mode, *times
 
     def _read(self) -> tuple[bytes, ...]:
         try:
@@ -307,7 +310,7 @@ class Certificates:
         """ConfigError says which file cannot be used."""
         try:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(self.cert, self.key)
+            context.load_cert_chain(self.cert, self.key, self._no_password)
         except OSError as error:
             raise ConfigError(
                 f"--peer-tls-cert {self.cert} and --peer-tls-key {self.key} cannot be used: {error}"
@@ -316,6 +319,13 @@ class Certificates:
             context.load_verify_locations(self.ca)
         except OSError as error:
             raise ConfigError(f"--peer-tls-ca {self.ca} cannot be used: {error}") from None
+
+    def _no_password(self) -> str:
+        """OpenSSL would ask whoever sits at the terminal, and wait for them."""
+        raise ConfigError(
+            f"--peer-tls-key {self.key} is encrypted, and nobody is here to be asked for its"
+            " password: openssl pkey -in FILE -out PLAIN, readable by this user only"
+        )
 
     def for_channel(self) -> grpc.ChannelCredentials:
         """As the files are now."""

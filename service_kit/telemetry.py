@@ -70,13 +70,18 @@ class _Counting:
 
     def __init__(self, exporter: Any) -> None:
         self._exporter = exporter
-        self.handed = self.failed = 0
+        # Each only grows, as counters do that are read at any moment.
+        self.handed = self.taken = self.failed = 0
 
     def export(self, spans: Sequence[object]) -> object:
         self.handed += len(spans)
-        result = self._exporter.export(spans)
-        if result.name != "SUCCESS":
-            self.failed += len(spans)
+        is_taken = False
+        try:
+            result = self._exporter.export(spans)
+            is_taken = result.name == "SUCCESS"
+        finally:
+            self.taken += len(spans) * is_taken
+            self.failed += len(spans) * (not is_taken)
         return result
 
     def shutdown(self) -> None:
@@ -112,7 +117,7 @@ class Spans:
     @property
     def exported(self) -> int:
         """That the collector took."""
-        return 0 if self._sending is None else self._sending.handed - self._sending.failed
+        return 0 if self._sending is None else self._sending.taken
 
     def drop(self) -> None:
         """Whoever makes spans has left one out."""

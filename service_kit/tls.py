@@ -8,7 +8,7 @@ they began with. Files that have become wrong change nothing.
 import asyncio
 import ssl
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, Protocol, Self
 
@@ -114,6 +114,7 @@ class ServerTls:
             content = await asyncio.to_thread(_read, self._files)
             if content == self._loaded.content:
                 self._problem = ""
+                self._say_end()
                 return
             loaded = await asyncio.to_thread(_load, self._files)
         except ConfigError as error:
@@ -134,9 +135,18 @@ class ServerTls:
         return loaded.configuration
 
     def _say(self, event: str) -> None:
-        expires = self._loaded.expires
-        tell = log.warning if (expires - datetime.now(UTC)).days < SOON_DAYS else log.info
+        expires, self._said = self._loaded.expires, datetime.now(UTC)
+        tell = log.warning if (expires - self._said).days < SOON_DAYS else log.info
         tell(event, cert=str(self._files.cert), expires=_day(expires))
+
+    def _say_end(self) -> None:
+        """Once a day, of what ends soon or has ended while the server runs."""
+        now, expires = datetime.now(UTC), self._loaded.expires
+        if (expires - now).days >= SOON_DAYS or now - self._said < timedelta(days=1):
+            return
+        self._said = now
+        event, tell = ("expired", log.error) if expires <= now else ("ends_soon", log.warning)
+        tell(f"tls.{event}", cert=str(self._files.cert), expires=_day(expires))
 
 
 def _read(files: TlsFiles) -> tuple[bytes, ...]:
@@ -175,12 +185,15 @@ def _check_pair(files: TlsFiles, cert: bytes, key: bytes) -> datetime:
 
     leaf = _certificates("--tls-cert", files.cert, cert)[0]
     now, where = datetime.now(UTC), f"--tls-cert {files.cert}"
-    expires: datetime = leaf.not_valid_after_utc
+    try:
+        expires: datetime = leaf.not_valid_after_utc
+        begins, public = leaf.not_valid_before_utc, leaf.public_key()
+    except Exception as error:  # of several unrelated families, when it is looked at
+        raise ConfigError(f"{where}: the certificate cannot be used: {error}") from None
     if expires <= now:
         raise ConfigError(f"{where}: the certificate has expired, on {_day(expires)}")
-    if leaf.not_valid_before_utc > now:
-        begins = _day(leaf.not_valid_before_utc)
-        raise ConfigError(f"{where}: the certificate is not valid before {begins}")
+    if begins > now:
+        raise ConfigError(f"{where}: the certificate is not valid before {_day(begins)}")
     try:
         private = load_pem_private_key(key, None)
     except TypeError:
@@ -192,7 +205,7 @@ def _check_pair(files: TlsFiles, cert: bytes, key: bytes) -> datetime:
         raise ConfigError(f"--tls-key {files.key} holds no private key in PEM") from None
     if not isinstance(private, rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey):
         raise ConfigError(f"--tls-key {files.key} must be an RSA or an EC key: gRPC has no other")
-    if private.public_key() != leaf.public_key():
+    if private.public_key() != public:
         raise ConfigError(
             f"--tls-key {files.key} does not belong to the certificate: --tls-cert {files.cert}"
             " must begin with the server's own"
@@ -206,7 +219,7 @@ def _certificates(flag: str, path: Path, pem: bytes) -> list[Any]:
 
     try:
         return load_pem_x509_certificates(pem)
-    except ValueError:
+    except Exception:
         raise ConfigError(f"{flag} {path} holds no certificate in PEM") from None
 
 

@@ -1,14 +1,14 @@
 """What the leader does not know of a request, as the archives of the cell's schedulers tell it.
 
 A scheduler replays them (`SchedulerService.ReplayTimeline`): that takes seconds of a processor, and
-up to a minute. So few are asked for at once, of one tenant one, and what was learned of the time
-before a leader, which never changes, is kept.
+up to a minute. So few are asked for at once, of one tenant one, and what never changes is kept: of
+what is over, and of the time before a leader.
 """
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import grpc
 import structlog
@@ -21,13 +21,15 @@ from service_kit.errors import NotFound, Overloaded, Unavailable
 from service_kit.grpc_health import AtMost
 
 log = structlog.get_logger()
+K = TypeVar("K")
+V = TypeVar("V")
 
 AT_ONCE: Final = 2
 # Schedulers give up before, by their --replay-s.
 REPLAY_S_MAX: Final = 630.0
 # Of a request that the leader tells of but for its beginning.
 FILL_S_MAX: Final = 30.0
-# Requests whose beginning is kept; what an archive had not then, it may have later.
+# Requests of which it is kept; what an archive had not then, it may have later.
 KEPT_MAX: Final = 64
 AGAIN_S: Final = 30.0
 # A request is archived within a moment of its arrival.
@@ -62,18 +64,25 @@ class Replays:
         self._tenants: set[str] = set()
         # Of requests by id and where what is unknown of them ends.
         self._kept: OrderedDict[tuple[str, int], _Kept] = OrderedDict()
+        # Of those that are over, by the ids that they were asked for by.
+        self._found: OrderedDict[tuple[str, ...], ReplayTimelineResponse] = OrderedDict()
 
     async def find(self, ledger_ids: Sequence[str], caller: Caller) -> ReplayTimelineResponse:
         """All that is told of the first of these that there is. NotFound says why there is nothing;
         Overloaded: so many look already.
         """
-        request = ReplayTimelineRequest(ids=ledger_ids)
-        told = await self._replay(request, caller, REPLAY_S_MAX)
+        key = tuple(ledger_ids)
+        if (told := self._found.get(key)) is None:
+            request = ReplayTimelineRequest(ids=ledger_ids)
+            told = await self._replay(request, caller, REPLAY_S_MAX)
+            if told.choices and all(choice.ended for choice in told.choices):
+                _keep(self._found, key, told)
         if not told.choices:
             # Where schedulers are, and which leaderships there were, is no tenant's business.
             skipped = told.skipped if caller.is_operator else [NOT_ALL] * bool(told.skipped)
             raise not_found(ledger_ids, "; ".join((NOWHERE, *skipped)))
-        return told
+        # It is changed by whoever is told.
+        return ReplayTimelineResponse.FromString(told.SerializeToString())
 
     async def fill(self, ledger_id: str, choices: Sequence[ChoiceTimeline], caller: Caller) -> None:
         """Put what is known in place of what is unknown of these, as far as it can be found out."""
@@ -109,10 +118,8 @@ class Replays:
             known = [each for each in choice.intervals if each.start_unix_ns < key[1]]
             del choice.intervals[:]
             choice.intervals.extend(known)
-        kept = self._kept[key] = _Kept(told, is_whole, self._clock.monotonic_ns())
-        self._kept.move_to_end(key)
-        if len(self._kept) > KEPT_MAX:
-            self._kept.popitem(last=False)
+        kept = _Kept(told, is_whole, self._clock.monotonic_ns())
+        _keep(self._kept, key, kept)
         return kept
 
     async def _replay(
@@ -143,6 +150,14 @@ class Replays:
                 yield
             finally:
                 self._tenants.discard(caller.tenant)
+
+
+def _keep(kept: OrderedDict[K, V], key: K, value: V) -> None:
+    """As the newest of the last so many."""
+    kept[key] = value
+    kept.move_to_end(key)
+    if len(kept) > KEPT_MAX:
+        kept.popitem(last=False)
 
 
 def not_found(ledger_ids: Sequence[str], why: str) -> NotFound:

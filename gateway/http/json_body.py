@@ -26,6 +26,7 @@ UNIONS: Final = {
     "input": "must be a string or a list of messages with role and content, which is a string or a "
     f"list of text parts; {NOT_TAKEN}",
     "tool_choice": 'must be "none", "auto", "required" or an object that names a function',
+    "conversation": "must be the id of a conversation, or an object with nothing but its id",
     "stop": "must be a string or a list of strings",
     "content": f"must be a string or a list of text parts; {NOT_TAKEN}",
     "output": f"must be a string or a list of text parts; {NOT_TAKEN}",

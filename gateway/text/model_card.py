@@ -118,7 +118,7 @@ def _read_json(folder: Path, name: str, *, is_required: bool = False) -> dict[st
         if is_required:
             raise ConfigError(f"{path} is missing; --model names a folder with it") from None
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{path} must hold a JSON object")

@@ -5,6 +5,7 @@ Only safetensors are read. Pickled weights can run code, so a folder with nothin
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -130,7 +131,7 @@ def _weight_files(folder: Path) -> list[Path]:
 def _indexed_files(folder: Path, index: Path) -> list[Path]:
     try:
         names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-    except (OSError, ValueError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(
             f"{index} cannot be read: {error!r}; copy the checkpoint again"
         ) from error
@@ -138,7 +139,7 @@ def _indexed_files(folder: Path, index: Path) -> list[Path]:
     for name in dict.fromkeys(map(str, names)):
         # A name that leads out of the folder is not a file of this checkpoint.
         path = folder / Path(name).name
-        if Path(name).name != name or not path.is_file():
+        if Path(name).name != name or not os.path.isfile(path):
             raise ConfigError(f"{index} names {name}, which is missing; copy the checkpoint again")
         files.append(path)
     return files

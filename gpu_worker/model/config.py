@@ -86,7 +86,7 @@ def read_config(folder: Path) -> ModelConfig:
         raise ConfigError(
             f"{folder} has no config.json; --model must name a Hugging Face checkpoint folder"
         ) from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     if not isinstance(raw, dict):
         raise ConfigError(f"{path} is not a JSON object")

@@ -59,8 +59,9 @@ def bench(addresses: Sequence[str], options: BenchOptions, repeats: int) -> int:
         text = Text(f"cannot start: {error.detail or error.kind}", style="red")
         console().print(text.append(HINTS.get(error.kind, "")), soft_wrap=True)
         return 1
-    _show(runs)
+    # First: whoever looks may leave, as head does, and it took long.
     _keep(runs, options)
+    _show(runs)
     return 0 if all(run.figures.requests_ok for run in runs) else 1
 
 

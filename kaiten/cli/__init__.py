@@ -1,23 +1,69 @@
 """The `kaiten` command."""
 
+import errno
+import io
+import os
 import sys
+from typing import Final
+
+INTERRUPTED: Final = 130
+# Of `open`, for each of the three that a process begins with.
+STREAMS: Final = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
+# What only writing to them can say here: there is no room, or no terminal any more.
+UNWRITTEN: Final = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def main() -> None:
     """Entry point of the console script; what it needs is imported when it runs."""
-    if _is_healthy(sys.argv[1:]):
-        return
-    from kaiten.cli import app
+    code: object = 0
+    try:
+        _make_whole()
+        if not _is_healthy(sys.argv[1:]):
+            from kaiten.cli import app
 
-    app.main()
+            app.main()
+    except SystemExit as ended:
+        code = ended.code
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except OSError as error:
+        if error.errno not in UNWRITTEN or error.filename is not None:
+            raise
+        code = _unwritten(error)
+    # Here it can be told; at the interpreter's end it is exit code 120 and a trace.
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        code = code or _unwritten(error)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)  # type: ignore[arg-type]
+
+
+def _make_whole() -> None:
+    """Streams that were closed are opened on nothing, before a connection takes their number; what
+    a stream has no character for is replaced."""
+    for name, mode in STREAMS:
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
+        stream = getattr(sys, name)
+        # Whoever calls us as a function may have put another in its place.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def _unwritten(error: OSError) -> int:
+    """Say what became of the output; the exit code."""
+    if isinstance(error, BrokenPipeError):
+        # `kaiten ps | head`: nobody reads any more, and that is fine.
+        return 0
+    sys.stderr.write(f"the output cannot be written: {error.strerror}\n")
+    return 1
 
 
 def _is_healthy(words: list[str]) -> bool:
     """`kaiten healthcheck ADDRESS`, without TLS, of a part that serves: answered with no import of
     the command line's or gRPC's. For everything else False: the command itself says what is wrong.
     """
-    import os
-
     if len(words) != 2 or words[0] != "healthcheck" or "://" in words[1]:
         return False
     if any(name.startswith("KAITEN_TLS") for name in os.environ):

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from kaiten.cli.chat.state import Chat
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:50051"
-INTERRUPTED: Final = 130
 
 app = App(
     name="kaiten",
@@ -352,6 +351,9 @@ def top(
 ) -> int:
     """See slots, workers, queue and KV live, as in `top`. b: KV blocks, space: hold, q: quit."""
     packages.require("top")
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        print("kaiten top needs a terminal; kaiten watch does without", file=sys.stderr)
+        return 2
     from kaiten.cli.live.top import top as show
 
     gateways = [tls.of_or_exit(each) for each in address]
@@ -488,10 +490,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
         show_start_error(error)
         code = 1
-    except KeyboardInterrupt:
-        code = INTERRUPTED
-    except BrokenPipeError:
-        # `kaiten generate … | head`: nobody reads any more, and that is fine.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
     sys.exit(code if isinstance(code, int) else 0)

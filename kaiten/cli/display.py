@@ -28,7 +28,7 @@ class TerminalDisplay:
     """One bar per starting child; a context manager around the whole run."""
 
     def __init__(self) -> None:
-        self._console = console()
+        self._console = console(is_unfailing=True)
         self._tasks: dict[str, TaskID] = {}
         self._waiting: dict[tuple[str, str], float] = {}
         self._has_served = False

@@ -36,7 +36,7 @@ async def serve(options: ServeOptions) -> int:
 
         async def on_ready(took_s: Mapping[str, float]) -> None:
             display.all_ready()
-            out = console(stderr=False)
+            out = console(stderr=False, is_unfailing=True)
             try:
                 facts = await ready.ask(stack)
             except grpc.aio.AioRpcError as error:

@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -159,11 +160,16 @@ class Child:
             await self.wait()
 
     def log_text(self) -> str:
-        """The end of what this run of the process has logged."""
-        with self.spec.log_path.open("rb") as log:
-            end = log.seek(0, os.SEEK_END)
-            log.seek(max(self._log_from, end - LOG_TAIL_BYTES))
-            return log.read().decode("utf-8", "replace")
+        """The end of what this run of the process has logged; empty where somebody took it away."""
+        try:
+            with self.spec.log_path.open("rb") as log:
+                end = log.seek(0, os.SEEK_END)
+                # Cut meanwhile, as logrotate does, all of it is of this run.
+                begin = self._log_from if self._log_from <= end else 0
+                log.seek(max(begin, end - LOG_TAIL_BYTES))
+                return log.read().decode("utf-8", "replace")
+        except OSError:
+            return ""
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process is not None and self._process.returncode is None:
@@ -173,5 +179,7 @@ class Child:
 def exit_text(code: int | None) -> str:
     """`exit code 1`, or `signal SIGKILL`."""
     if code is not None and code < 0:
-        return f"signal {signal.Signals(-code).name}"
+        # Real-time signals have no names.
+        with suppress(ValueError):
+            return f"signal {signal.Signals(-code).name}"
     return f"exit code {code}"

@@ -61,5 +61,5 @@ def _tensors(header: bytes) -> list[tuple[int, int]]:
         entries = json.loads(header)
         found = [entries[name]["data_offsets"] for name in entries if name != "__metadata__"]
         return sorted((int(first), int(end)) for first, end in found)
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         return []

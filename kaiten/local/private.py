@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
+from kaiten.start_error import StartError
+
 # sun_path holds 108 bytes with its terminator.
 SOCKET_PATH_BYTES_MAX: Final = 100
 # worker-9999.sock
@@ -13,9 +15,15 @@ NAME_BYTES_MAX: Final = 16
 
 
 def private_folder(path: Path) -> Path:
-    """Made when it is missing; closed when somebody made it open."""
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path.chmod(0o700)
+    """Made when it is missing; closed when somebody made it open. StartError: it cannot be."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.chmod(0o700)
+    except OSError as error:
+        raise StartError(
+            f"{path} cannot be a folder of this user's alone: {error.strerror}",
+            "move away what is there, or choose another folder with --data-dir",
+        ) from error
     return path
 
 

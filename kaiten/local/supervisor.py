@@ -52,10 +52,14 @@ class Supervisor:
         return f"Supervisor({', '.join(map(repr, self._children.values()))})"
 
     def stop_by_signals(self) -> None:
-        """Of the program's main thread, whose running loop this must be."""
+        """Of the program's main thread, whose running loop this must be. A terminal that ends says
+        so twice (its shell, then the kernel), and nobody means all at once by it; under `nohup` it
+        is ignored."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            loop.add_signal_handler(signal.SIGHUP, self._asked.set)
 
     async def run(self, on_ready: Callable[[Mapping[str, float]], Awaitable[None]]) -> int:
         """Until asked to stop. `on_ready` gets the seconds each child took. The exit code."""
@@ -118,20 +122,24 @@ class Supervisor:
 
     async def _keep(self, child: Child) -> None:
         """Restart the child whenever it ends, and end it when it hangs."""
-        deaths = 0
+        deaths, unborn = 0, ""
         ready_s = time.monotonic()
         while True:
             hung = await child.ended_or_hung()
             deaths = 1 if time.monotonic() - ready_s > STABLE_S else deaths + 1
-            why = hung or death_of(child)
+            why = unborn or hung or death_of(child)
+            unborn = ""
             self._display.died(child.spec.name, why, restart_s(deaths))
             await asyncio.sleep(restart_s(deaths))
-            # Shielded: a process must not be born unseen while this task is being cancelled.
-            await asyncio.shield(child.spawn())
             try:
+                # Shielded: a process must not be born unseen while this task is being cancelled.
+                await asyncio.shield(child.spawn())
                 self._display.ready(child.spec.name, await child.until_ready())
             except ChildDied:
                 await child.abandon()
+            except OSError as error:
+                # No process, file or memory to be had now: the others go on, and so do we.
+                unborn = f"it cannot be started: {error}"
             ready_s = time.monotonic()
 
     async def _stop_all(self) -> None:

@@ -118,6 +118,28 @@ test("a response is cancelled, deleted, and then found by nobody", async () => {
   await assert.rejects(client.responses.retrieve(id), OpenAI.NotFoundError);
 });
 
+test("a conversation, with which responses go on", async () => {
+  const { conversations, responses } = client;
+  const { id, metadata } = await conversations.create({ metadata: { of: "node" }, items: [{ role: "user", content: "Hello!" }] });
+  assert.deepEqual(metadata, { of: "node" });
+  const asked = { model, conversation: id, temperature: 0, max_output_tokens: 16 };
+  const first = await responses.create({ ...asked, input: "Tell me about soup." });
+  const events = await allOf(await responses.create({ ...asked, input: "And?", stream: true }));
+  const second = events.at(-1).response;
+  assert.deepEqual(second.conversation, { id });
+  const items = await allOf(await conversations.items.list(id, { order: "asc", limit: 2 }));
+  const said = [first, second].map((each) => each.output[0].content[0].text);
+  const texts = items.map((each) => each.content[0].text);
+  assert.deepEqual(texts, ["Hello!", "Tell me about soup.", said[0], "And?", said[1]]);
+  const { data } = await conversations.items.create(id, { items: [{ role: "user", content: "Hm." }] });
+  assert.deepEqual({ ...(await conversations.items.retrieve(data[0].id, { conversation_id: id })) }, { ...data[0] });
+  assert.equal((await conversations.items.delete(data[0].id, { conversation_id: id })).id, id);
+  assert.deepEqual((await conversations.update(id, { metadata: {} })).metadata, {});
+  assert.equal((await conversations.delete(id)).deleted, true);
+  await assert.rejects(conversations.retrieve(id), OpenAI.NotFoundError);
+  await assert.rejects(responses.create({ ...asked, input: "x" }), { ...INVALID, param: "conversation" });
+});
+
 // A file of a batch with one line for each body.
 async function uploaded(bodies, options = {}) {
   const lines = Object.entries(bodies).map(([custom_id, body]) => {

@@ -291,6 +291,7 @@ def test_the_same_key_is_the_same_response(client: OpenAI) -> None:
         ("text.verbosity", "'low', 'medium' or 'high'", {"text": {"verbosity": "loud"}}),
         ("tools.0.type", "should be", {"tools": [{"type": "web_search"}]}),
         ("conversation", "must match conv_", {"conversation": "conv_1"}),
+        ("conversation", "must be the id of a conversation", {"conversation": {"name": "c"}}),
         ("previous_response_id", "must match resp_", {"previous_response_id": "chatcmpl-1"}),
         ("text.format", "is required", {"text": {"format": {"type": "json_schema"}}}),
         ("text.format.type", "'json_schema'", {"text": {"format": {"type": "grammar"}}}),

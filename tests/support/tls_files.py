@@ -6,6 +6,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import trustme
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
 
 from kaiten.client import TLS
 from service_kit.peers import Certificates
@@ -76,3 +82,12 @@ def renew(old: TlsFiles, new: TlsFiles) -> None:
         draft = target.with_suffix(".new")
         shutil.copy(source, draft)
         draft.replace(target)
+
+
+def encrypted(key: Path, folder: Path) -> Path:
+    """The same key in a file there, behind a password."""
+    loaded = load_pem_private_key(key.read_bytes(), None)
+    form = (Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret"))
+    path = folder / "encrypted.pem"
+    path.write_bytes(loaded.private_bytes(*form))
+    return path

@@ -1,6 +1,7 @@
 """A supervisor over stand-in programs: `python -m tests.support.toy_stack FOLDER [NAME=MODE…]`.
 
-It says on stdout what the supervisor's display is told, one line each. A stand-in writes its pid to
+It says on stdout what the supervisor's display is told, one line each; with `display=terminal` as
+`kaiten serve` says it. A stand-in writes its pid to
 FOLDER/NAME.pid when it is ready, and its name to FOLDER/ended when it ends politely.
 """
 
@@ -12,9 +13,10 @@ from pathlib import Path
 
 import psutil
 
+from kaiten.cli.display import TerminalDisplay
 from kaiten.local.child import ChildSpec
 from kaiten.local.stack import Stack
-from kaiten.local.supervisor import Supervisor
+from kaiten.local.supervisor import Display, Supervisor
 from kaiten.start_error import StartError
 
 STAND_IN = """
@@ -105,8 +107,10 @@ async def main(folder: Path, modes: Mapping[str, str]) -> int:
     async def on_ready(took_s: Mapping[str, float]) -> None:
         say("all-ready", *sorted(took_s))
 
+    is_terminal = modes.get("display") == "terminal"
+    display: Display = TerminalDisplay() if is_terminal else LineDisplay()
     try:
-        supervisor = Supervisor(toy_stack(folder, modes), LineDisplay())
+        supervisor = Supervisor(toy_stack(folder, modes), display)
         supervisor.stop_by_signals()
         return await supervisor.run(on_ready)
     except StartError as error:

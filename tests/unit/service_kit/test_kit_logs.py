@@ -2,6 +2,10 @@
 
 import json
 import logging
+import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 import structlog
@@ -38,6 +42,31 @@ def test_exceptions_carry_their_traceback(capsys: pytest.CaptureFixture[str]) ->
     logs.configure("gateway")
     structlog.get_logger().error("broke", exc_info=ValueError("why"))
     assert "ValueError: why" in json.loads(capsys.readouterr().err)["exception"]
+
+
+def _full_disk() -> int:
+    return os.open("/dev/full", os.O_WRONLY)
+
+
+def _unread_pipe() -> int:
+    reading, writing = os.pipe()
+    os.close(reading)
+    return writing
+
+
+@pytest.mark.parametrize("opened", [_full_disk, _unread_pipe])
+def test_a_log_that_cannot_be_written_ends_nobody(
+    opened: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = 0
+    # What is left in it cannot be written at its end either.
+    with suppress(OSError), os.fdopen(opened(), "w") as stream:
+        monkeypatch.setattr(sys, "stderr", stream)
+        logs.configure("gateway")
+        for _ in range(1000):
+            structlog.get_logger().info("request.accepted", request_id="r1")
+            count += 1
+    assert count == 1000
 
 
 def test_an_unknown_level_is_refused() -> None:

@@ -1,16 +1,20 @@
 """Metrics of a process: names of others, exemplars, and spans that nobody will see."""
 
+import socket
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
 from typing import Any
 from urllib.request import urlopen
 
 import pytest
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
+from structlog.testing import capture_logs
 
 from service_kit import telemetry
 from service_kit.errors import ConfigError
 from service_kit.metrics import Metrics, count_spans, exemplar, seen
+from service_kit.metrics_server import CONNECTIONS_MAX, MetricsServer, Page
 from service_kit.telemetry import minted
 from tests.support.exemplars import Exemplars
 
@@ -86,6 +90,56 @@ def test_a_page_is_served_on_a_port_that_was_free(metrics: Metrics) -> None:
     other.close()
 
 
+def test_who_holds_connections_has_so_many_and_frees_them_by_leaving(metrics: Metrics) -> None:
+    server = MetricsServer("127.0.0.1", 0, metrics.page)
+    address = ("127.0.0.1", server.port)
+    with ExitStack() as held:
+        for _ in range(CONNECTIONS_MAX):
+            held.enter_context(socket.create_connection(address)).sendall(b"GET / HTT")
+        # They are taken in turn, so all of those were before.
+        with socket.create_connection(address) as one_more:
+            assert one_more.recv(1) == b""
+    answer = b""
+    while not answer:
+        with suppress(ConnectionError), socket.create_connection(address) as one:
+            one.sendall(b"GET / HTTP/1.0\r\n\r\n")
+            answer = one.recv(12)
+    assert answer == b"HTTP/1.0 200"
+    server.close()
+
+
+def test_a_page_that_fails_is_logged_and_who_left_is_not() -> None:
+    pages = iter([ConnectionResetError(), ValueError("why")])
+
+    def page(_accept: str) -> Page:
+        raise next(pages)
+
+    server = MetricsServer("127.0.0.1", 0, page)
+    with capture_logs() as logs:
+        for _ in range(2):
+            with socket.create_connection(("127.0.0.1", server.port)) as one:
+                one.sendall(b"GET / HTTP/1.0\r\n\r\n")
+                assert one.recv(1) == b""
+        server.close()
+    (entry,) = logs
+    assert (entry["event"], str(entry["exc_info"])) == ("metrics.failed", "why")
+
+
+def test_a_collector_that_takes_connections_and_says_nothing_holds_up_no_stop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Left to itself the SDK waits for as long as an export may take: here an hour."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv(telemetry.ENDPOINT, f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "3600")
+        metrics = Metrics("test", is_scraped=False)
+        metrics.meter.create_observable_gauge("kaiten.num_requests_running", seen(lambda: 3))
+        metrics.close()
+    for thread in threading.enumerate():
+        if thread.name == "OtelPeriodicExportingMetricReader":
+            thread.join()
+
+
 def test_labels_that_tell_series_apart_stay(metrics: Metrics) -> None:
     metrics.model_name = lambda: "mini"
     first = metrics.meter.create_histogram("gen_ai.server.time_to_first_token", "s", "x")
@@ -119,11 +173,13 @@ class Sink:
 
     def __init__(self) -> None:
         self.has_begun, self.is_open = threading.Event(), threading.Event()
-        self.result = SpanExportResult.SUCCESS
+        self.result: SpanExportResult | None = SpanExportResult.SUCCESS
 
     def export(self, _spans: Sequence[object]) -> SpanExportResult:
         self.has_begun.set()
         assert self.is_open.wait(30)
+        if self.result is None:
+            raise ValueError("a span that is no message")
         return self.result
 
     def shutdown(self) -> None: ...
@@ -154,12 +210,13 @@ def test_spans_for_which_there_is_no_room_are_not_made_and_counted(metrics: Metr
     dropped = told["kaiten_spans_dropped_total", "by=sender"]
     assert told["kaiten_spans_exported_total", ""] + dropped == 2000
     spans.drop()
-    sink.result = SpanExportResult.FAILURE
-    spans.put("s", start_ns=1, end_ns=2)
-    processor.force_flush()
+    for result in (SpanExportResult.FAILURE, None):
+        sink.result = result
+        spans.put("s", start_ns=1, end_ns=2)
+        processor.force_flush()
     told = samples(metrics)
     assert told["kaiten_spans_dropped_total", "by=maker"] == 1
-    assert told["kaiten_spans_dropped_total", "by=refused"] == 1
+    assert told["kaiten_spans_dropped_total", "by=refused"] == 2
     assert told["kaiten_spans_exported_total", ""] + dropped == 2000
     spans.close()
 
@@ -173,6 +230,8 @@ def test_a_queue_that_stands_still_drops_all_the_rest() -> None:
     for _ in range(615):
         spans.put("s", start_ns=1, end_ns=2)
     assert spans.dropped == {"maker": 0, "sender": 15, "refused": 0}
+    # What is on its way is not there yet.
+    assert spans.exported == 0
     sink.is_open.set()
     spans.close()
 

@@ -29,7 +29,7 @@ from service_kit.peers import (
     Proof,
     make_credential,
 )
-from tests.support.tls_files import EXPIRED, RECENT, Authority
+from tests.support.tls_files import EXPIRED, RECENT, Authority, encrypted
 
 WAIT_S = 30.0
 OURS, THEIRS = "0" * 40, "1" * 40
@@ -136,6 +136,19 @@ def test_a_credential_is_changed_without_a_moment_of_refusals(tmp_path: Path) ->
     first, second = (each["reason"] for each in logs)
     assert "must have 32 to 512 characters" in first
     assert "No such file" in second
+
+
+def test_a_new_credential_that_others_could_read_is_taken_once_they_cannot(tmp_path: Path) -> None:
+    path = credential_file(tmp_path, OURS)
+    guard = Guard(Credential(path))
+    path.unlink()
+    path.write_text(THEIRS)
+    path.chmod(0o644)
+    with capture_logs() as logs, pytest.raises(Unauthenticated):
+        guard.answer(sent(THEIRS), NOW_MS)
+    assert "is open to every user: chmod o-rwx" in logs[0]["reason"]
+    path.chmod(0o640)
+    guard.answer(sent(THEIRS), NOW_MS)
 
 
 @pytest.mark.parametrize(
@@ -371,6 +384,7 @@ def test_certificates_that_cannot_be_used_end_the_start(tmp_path: Path) -> None:
         ({"peer_tls_ca": None}, "go together"),
         ({"peer_tls_key": other.key}, "--peer-tls-cert .* cannot be used"),
         ({"peer_tls_cert": tmp_path / "none"}, "--peer-tls-cert .* cannot be used"),
+        ({"peer_tls_key": encrypted(part.key, tmp_path)}, "--peer-tls-key .* is encrypted, and"),
         ({"peer_tls_ca": part.key}, "--peer-tls-ca .* cannot be used"),
     ):
         with pytest.raises(ConfigError, match=why):

@@ -3,23 +3,22 @@
 import ssl
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import (
-    BestAvailableEncryption,
     Encoding,
     NoEncryption,
     PrivateFormat,
-    load_pem_private_key,
 )
 from structlog.testing import capture_logs
 
 from service_kit.errors import ConfigError
 from service_kit.tls import ServerTls, TlsFiles
-from tests.support.tls_files import EARLY, EXPIRED, Authority, renew
+from tests.support.tls_files import EARLY, EXPIRED, Authority, encrypted, renew
 
 
 @pytest.fixture(scope="module")
@@ -32,18 +31,22 @@ def text(path: Path, content: bytes) -> Path:
     return path
 
 
-def encrypted(key: Path, tmp_path: Path) -> Path:
-    loaded = load_pem_private_key(key.read_bytes(), None)
-    form = (Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret"))
-    return text(tmp_path / "encrypted.pem", loaded.private_bytes(*form))
-
-
 def of_another_kind(tmp_path: Path) -> Path:
     key = Ed25519PrivateKey.generate()
     form = (Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     return text(tmp_path / "ed25519.pem", key.private_bytes(*form))
 
 
+def with_another_key(cert: Path, tmp_path: Path) -> Path:
+    """Of a kind that nobody knows: said by an identifier, read when the key is looked at."""
+    pem = cert.read_text()
+    whole = ssl.PEM_cert_to_DER_cert(pem[: pem.index("-----END") + len(END)])
+    unknown = whole.replace(bytes.fromhex("2a8648ce3d0201"), bytes.fromhex("2a8648ce3d027f"))
+    assert unknown != whole
+    return text(tmp_path / "unknown.pem", ssl.DER_cert_to_PEM_cert(unknown).encode())
+
+
+END = "-----END CERTIFICATE-----"
 Wrong = Callable[[Authority, TlsFiles, Path], TlsFiles]
 WRONG: dict[str, tuple[Wrong, str]] = {
     "no file": (
@@ -86,6 +89,10 @@ WRONG: dict[str, tuple[Wrong, str]] = {
     "unknown to gRPC": (
         lambda _a, files, tmp: replace(files, key=of_another_kind(tmp)),
         "--tls-key .* must be an RSA or an EC key",
+    ),
+    "of an unknown key": (
+        lambda _a, files, tmp: replace(files, cert=with_another_key(files.cert, tmp)),
+        "--tls-cert .*: the certificate cannot be used: Unknown key type",
     ),
     "no authority": (
         lambda _a, files, _t: replace(files, client_ca=files.key),
@@ -150,9 +157,9 @@ async def test_a_renewed_pair_is_shown_to_new_connections(authority: Authority) 
     assert server._newer_for_grpc() is None
 
 
-@pytest.mark.parametrize("wrong", ["half", "expired", "gone"])
+@pytest.mark.parametrize("wrong", ["half", "expired", "gone", "of an unknown key"])
 async def test_a_wrong_renewal_changes_nothing_and_is_explained_once(
-    authority: Authority, wrong: str
+    authority: Authority, wrong: str, tmp_path: Path
 ) -> None:
     """A half is what a renewal looks like between its two files."""
     files = authority.issue()
@@ -160,6 +167,8 @@ async def test_a_wrong_renewal_changes_nothing_and_is_explained_once(
     old_cert = files.cert.read_bytes()
     if wrong == "gone":
         files.cert.unlink()
+    elif wrong == "of an unknown key":
+        with_another_key(files.cert, tmp_path).replace(files.cert)
     else:
         other = authority.issue(**EXPIRED) if wrong == "expired" else authority.issue()
         files.cert.write_bytes(other.cert.read_bytes())
@@ -184,8 +193,17 @@ def test_old_protocols_and_weak_ciphers_are_refused(authority: Authority) -> Non
     assert [name for name in old if "GCM" not in name and "CHACHA20" not in name] == []
 
 
-def test_a_certificate_that_ends_soon_is_a_warning(authority: Authority) -> None:
+async def test_a_certificate_that_ends_soon_is_a_warning_every_day(authority: Authority) -> None:
     with capture_logs() as logs:
-        ServerTls(authority.issue())
-        ServerTls(authority.issue(not_after=EARLY["not_before"]))
-    assert [entry["log_level"] for entry in logs] == ["info", "warning"]
+        late = ServerTls(authority.issue())
+        soon = ServerTls(authority.issue(not_after=EARLY["not_before"]))
+        for server in (late, soon):
+            await server.look()
+            server._said -= timedelta(days=1)
+            await server.look()
+            await server.look()
+    assert [(entry["event"], entry["log_level"]) for entry in logs] == [
+        ("tls.loaded", "info"),
+        ("tls.loaded", "warning"),
+        ("tls.ends_soon", "warning"),
+    ]

@@ -115,6 +115,14 @@ async def test_what_no_leader_knows_is_told_by_archives_by_either_name() -> None
         assert (told.num_batch_mates, list(told.batch_mate_ids)) == (2, [])
         (told,) = (await explainer.timelines(["acme:mine"], OPERATOR)).choices
         assert told == archived()
+        assert len(leader.asked) == 2
+        leader.archived["acme:over"] = over = archived()
+        over.ended = "length"
+        for _ in range(2):
+            await explainer.timelines(["acme:over"], TENANT)
+            (told,) = (await explainer.timelines(["acme:over"], OPERATOR)).choices
+            assert told == over
+        assert len(leader.asked) == 3, "what is over stays as it is"
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,12 @@ import json
 
 import pytest
 
+from gateway.children.pool import WorkRefused
 from gateway.http import errors as http
 from gateway.http.json_reply import to_json
 from gateway.requests.validation import FarTooLong, PromptTooLong, TextTooLong, TooMany
 from gateway.tenants import WrongKey
+from gateway.text.template_process import WORK
 from ledger import DamagedLedger, Fenced, StoreLost
 from service_kit import errors, grpc_errors
 
@@ -19,6 +21,7 @@ EXAMPLES = [
     PromptTooLong("text", 1, 2),
     TextTooLong("text", 1, 2),
     FarTooLong("text", 1, 2),
+    WorkRefused(WORK, {"error": "says: no", "at": 1}),
     errors.NotFound("request 'x'"),
     errors.AlreadyExists("request 'x'"),
     errors.Overloaded("full", 2.5, 7),

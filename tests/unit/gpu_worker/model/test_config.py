@@ -332,9 +332,10 @@ def test_a_missing_key_is_named() -> None:
 def test_files_that_are_no_config(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"has no config\.json; --model must name"):
         read_config(tmp_path)
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(ConfigError, match="cannot be read"):
-        read_config(tmp_path)
+    for unreadable in ("{", "[" * 100_000, '{"vocab_size": ' + "9" * 5000 + "}"):
+        (tmp_path / "config.json").write_text(unreadable)
+        with pytest.raises(ConfigError, match="cannot be read"):
+            read_config(tmp_path)
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(ConfigError, match="not a JSON object"):
         read_config(tmp_path)

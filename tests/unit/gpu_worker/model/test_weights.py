@@ -168,6 +168,9 @@ def test_pickled_weights_are_never_read(folder: Path) -> None:
     [
         ("{", "cannot be read"),
         ("{}", "cannot be read"),
+        ("[]", "cannot be read"),
+        ('{"weight_map": ' + "[" * 100_000, "cannot be read"),
+        ('{"weight_map": {"a": "' + "a" * 5000 + '"}}', "which is missing"),
         ('{"weight_map": {"a": "gone.safetensors"}}', "names gone.safetensors, which is missing"),
         ('{"weight_map": {"a": "../model.safetensors"}}', "which is missing"),
     ],

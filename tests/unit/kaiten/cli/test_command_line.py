@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from kaiten.cli import app as cli
+from kaiten.cli import main as entry_point
 from kaiten.cli import packages
 from kaiten.local import services
 from kaiten.local.ports import HeldPort
@@ -52,6 +53,34 @@ def test_keygen_gives_the_key_and_its_entry_apart() -> None:
     key = done.stderr.rpartition(" ")[2].strip()
     assert key.startswith("kt-")
     assert key not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("redirection", "code", "said"),
+    [
+        (">/dev/full", 1, "the output cannot be written: No space left on device\n"),
+        (">&- <&-", 0, ""),
+        ("| true", 0, ""),
+    ],
+)
+def test_an_output_that_cannot_be_written_is_told_in_a_sentence(
+    redirection: str, code: int, said: str
+) -> None:
+    line = f"set -o pipefail; '{sys.executable}' -m kaiten keygen acme {redirection}"
+    made = ["bash", "-c", line]
+    done = subprocess.run(made, capture_output=True, text=True, timeout=280, cwd=ROOT)
+    assert done.returncode == code
+    assert re.fullmatch(rf"key \(shown once\): kt-\S+\n{said}", done.stderr)
+
+
+def test_an_interruption_is_an_exit_code_wherever_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "main", interrupted)
+    with pytest.raises(SystemExit) as left:
+        entry_point()
+    assert left.value.code == 130
 
 
 def test_keygen_refuses_a_name(capsys: pytest.CaptureFixture[str]) -> None:
@@ -225,6 +254,16 @@ def test_serve_refuses_with_cause_and_fix(
     assert "cannot start" in said
     assert cause in said
     assert fix in said
+
+
+def test_serve_refuses_a_file_where_its_folder_would_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "logs").touch()
+    ports = ("--grpc-port", "0", "--http-port", "0")
+    code, said = here(capsys, "serve", "--data-dir", str(tmp_path), *ports)
+    assert code == 1
+    assert "cannot be a folder of this user's alone: File exists" in said
 
 
 def test_mistakes_and_refusals_are_exit_codes_of_a_process() -> None:

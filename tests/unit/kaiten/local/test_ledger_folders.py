@@ -111,7 +111,16 @@ def test_every_tensor_counts_at_both_ends(runs: Path, at: int) -> None:
     assert model_identity.digest(model) != before
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b"\xff" * 8, struct.pack("<Q", 2) + b"[]"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{}",
+        b"\xff" * 8,
+        struct.pack("<Q", 2) + b"[]",
+        struct.pack("<Q", 100_000) + b"[" * 100_000,
+    ],
+)
 def test_a_file_that_holds_no_tensors_is_the_workers_to_refuse(runs: Path, content: bytes) -> None:
     model = checkpoint(runs / "final")
     before = model_identity.digest(model)

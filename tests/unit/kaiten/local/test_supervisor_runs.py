@@ -1,10 +1,12 @@
 """A real supervisor over real stand-in processes: order, restarts, failed starts, no orphans."""
 
+import asyncio
 import os
 import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -12,8 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from kaiten.local.child import Child, ChildSpec, exit_text
 from kaiten.local.supervisor import RESTART_S_MAX, restart_s
-from tests.support.toy_stack import NAMES
+from tests.support.toy_stack import NAMES, process_is_up
 
 ROOT = Path(__file__).parents[4]
 WAIT_S = 120
@@ -22,10 +25,10 @@ WAIT_S = 120
 class Run:
     """A supervisor in a process of its own, and what it says."""
 
-    def __init__(self, folder: Path, modes: tuple[str, ...]) -> None:
+    def __init__(self, folder: Path, modes: tuple[str, ...], before: tuple[str, ...]) -> None:
         self.folder = folder
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.toy_stack", str(folder), *modes],
+            [*before, sys.executable, "-m", "tests.support.toy_stack", str(folder), *modes],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -42,6 +45,12 @@ class Run:
             if line.startswith(wanted):
                 return line.strip()
         raise AssertionError(f"{wanted!r} never came: {seen}")
+
+    def turn_away(self) -> None:
+        """Nobody reads what it says any more."""
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        self.process.stdout = None
 
     def finish(self) -> tuple[int, list[str]]:
         out, _ = self.process.communicate(timeout=WAIT_S)
@@ -62,8 +71,8 @@ Start = Callable[..., AbstractContextManager[Run]]
 @pytest.fixture
 def start(tmp_path: Path) -> Start:
     @contextmanager
-    def start(*modes: str) -> Iterator[Run]:
-        run = Run(tmp_path, modes)
+    def start(*modes: str, before: tuple[str, ...] = ()) -> Iterator[Run]:
+        run = Run(tmp_path, modes, before)
         try:
             yield run
         finally:
@@ -73,15 +82,20 @@ def start(tmp_path: Path) -> Start:
     return start
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_everything_stops_in_order(start: Start, number: signal.Signals) -> None:
+@pytest.mark.parametrize("numbers", [[signal.SIGTERM], [signal.SIGHUP, signal.SIGHUP]])
+def test_everything_stops_in_order(start: Start, numbers: list[signal.Signals]) -> None:
     with start() as run:
         run.until("ready|store")
         # Which it is before the services start.
         run.until("starting|scheduler")
         assert run.until("all-ready") == "|".join(("all-ready", *sorted(NAMES)))
-        run.process.send_signal(number)
+        first, *others = numbers
+        run.process.send_signal(first)
+        told = [run.until("stopping|gateway")]
+        for number in others:
+            run.process.send_signal(number)
         code, lines = run.finish()
+    lines = told + lines
     assert code == 0
     ended = run.ended()
     assert ended[:2] == ["gateway", "scheduler"]
@@ -92,7 +106,8 @@ def test_everything_stops_in_order(start: Start, number: signal.Signals) -> None
 
 
 def test_deaths_after_the_start_are_told_and_mended(start: Start) -> None:
-    """Of one that is killed, of one that hangs, and in a row: then it waits longer."""
+    """Of one that is killed, of one that hangs, and in a row: then it waits longer. Of one that
+    cannot be started, because a file is where the folder of logs was, the others hear nothing."""
     with start() as run:
         run.until("all-ready")
         for name in ("worker-0", "worker-1"):
@@ -110,10 +125,48 @@ def test_deaths_after_the_start_are_told_and_mended(start: Start) -> None:
             run.child("gateway").kill()
             assert run.until("died") == f"died|gateway|signal SIGKILL|{wait}"
             run.until("ready|gateway")
+        logs = run.folder / "logs"
+        logs.rename(run.folder / "moved")
+        logs.touch()
+        run.child("gateway").kill()
+        assert run.until("died") == "died|gateway|signal SIGKILL|0.8"
+        assert re.fullmatch(
+            r"died\|gateway\|it cannot be started: .*/logs'\|1.6", run.until("died")
+        )
+        logs.unlink()
+        run.until("ready|gateway")
         run.process.send_signal(signal.SIGTERM)
         code, _ = run.finish()
     assert code == 0
     assert sorted(run.ended()) == sorted(NAMES)
+
+
+def test_whom_its_terminal_leaves_goes_on_under_nohup_and_stops_in_order(start: Start) -> None:
+    with start("display=terminal", before=("nohup",)) as run:
+        run.until("all-ready")
+        run.turn_away()
+        run.process.send_signal(signal.SIGHUP)
+        first = run.child("worker-0")
+        first.kill()
+        while not process_is_up(run.folder / "worker-0.pid") or run.child("worker-0") == first:
+            time.sleep(0.02)
+        run.process.send_signal(signal.SIGTERM)
+        run.process.wait(WAIT_S)
+    assert sorted(run.ended()) == sorted(NAMES)
+
+
+def test_what_is_known_of_a_death_without_its_log_or_a_name_and_after_a_cut(tmp_path: Path) -> None:
+    child = Child(
+        ChildSpec(name="a", command=(), log_path=tmp_path / "none", is_ready=asyncio.Future)
+    )
+    assert child.log_text() == ""
+    # What was there before it began is not its; what comes after the file was cut is.
+    child._log_from = 6
+    child.spec.log_path.write_text("before")
+    assert child.log_text() == ""
+    child.spec.log_path.write_text("why")
+    assert child.log_text() == "why"
+    assert exit_text(-signal.SIGRTMIN - 1) == f"exit code {-signal.SIGRTMIN - 1}"
 
 
 def test_a_failed_start_names_the_cause_and_stops_the_others(start: Start) -> None:
@@ -132,7 +185,7 @@ def test_a_signal_during_the_start_stops_what_runs(start: Start) -> None:
     with start("worker-0=never-ready") as run:
         for _ in range(2):
             run.until("ready")  # the store and one other
-        run.process.send_signal(signal.SIGTERM)
+        run.process.send_signal(signal.SIGINT)
         code, _ = run.finish()
     assert code == 0
     assert left_alive(run) == []
