@@ -8,6 +8,7 @@ from ledger import InboxEntry, Ledger, StoreLost
 from scheduler_svc.commit_queue import CommitQueue
 from scheduler_svc.core.types import SequenceId
 from scheduler_svc.request_book import RequestBook
+from scheduler_svc.wire import entry_time_ns
 from service_kit.clock import Clock
 from service_kit.errors import Unavailable
 
@@ -30,33 +31,46 @@ class Inbox:
     ) -> None:
         self._ledger, self._cursor, self._clock = ledger, cursor, clock
         self._requests, self._commits = requests, commits
+        self._moved_ns = clock.monotonic_ns()
         # Submits that are not told again.
         self._taken_in: Set[SequenceId] = frozenset()
 
     async def entries(self) -> AsyncIterator[InboxEntry]:
         """Without an end. Raises StoreLost; waits for a store that is away."""
+        was_away = False
         while True:
             try:
+                if was_away and await self._has_gone_back():
+                    await self._start_again()
                 entries = await self._ledger.inbox_read(
                     self._cursor, block_ms=BLOCK_MS, count=ENTRIES_MAX
                 )
             except StoreLost:
                 raise
             except Unavailable:
+                was_away = True
                 await self._clock.sleep(RETRY_S)
-                await self._start_again()
                 continue
+            was_away = False
             for entry in entries:
-                self._cursor = entry.entry_id
+                self._move(entry.entry_id)
                 is_submit = isinstance(entry.record, SubmitRecord)
                 if not (is_submit and entry.sequence_id in self._taken_in):
                     yield entry
 
-    async def _start_again(self) -> None:
-        """The store may come back without its last second, or be a replica in its place, with a
-        clock that puts what it takes in before what it lost: behind our cursor nothing would come.
+    async def _has_gone_back(self) -> bool:
+        """The store may come back without its last second, or be a replica in its place. Where its
+        clock is behind what it was, it puts what it takes in before what it lost: behind our cursor
+        nothing would come.
         """
+        passed_ns = self._clock.monotonic_ns() - self._moved_ns
+        return await self._ledger.now_ns() < entry_time_ns(self._cursor) + passed_ns
+
+    async def _start_again(self) -> None:
         self._taken_in = self._requests.sequence_ids()
         # Whatever was over by now has left the inbox then.
         await self._commits.acknowledged()
-        self._cursor = START
+        self._move(START)
+
+    def _move(self, cursor: str) -> None:
+        self._cursor, self._moved_ns = cursor, self._clock.monotonic_ns()

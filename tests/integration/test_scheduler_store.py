@@ -41,6 +41,8 @@ async def test_a_store_that_is_away_while_requests_wait_in_the_queue(tmp_path: P
     async with Cluster(
         tmp_path, scheduler_flags=scheduler_flags, worker_flags={"slots": 1, "step_ms": 5}
     ) as cluster:
+        # So that the leader looks at them all again.
+        await cluster.number_entries_ahead()
         answers = await cluster.submit_many(20, max_tokens=10)
         cluster.store.kill()
         # Some end that the store does not know of: they are not begun again.

@@ -166,7 +166,7 @@ async def test_a_submit_that_the_store_lost_is_no_other_request(tmp_path: Path) 
             cluster.store.kill()
             cluster.store.back_up(tmp_path / "backup")
             cluster.store.start()
-            await last_entry_in_an_hour(cluster)
+            await cluster.number_entries_ahead()
             lost = await cluster.submit(max_tokens=10)
             await until(lambda: holds(cluster, 1), "the leader has it")
             cluster.store.kill()
@@ -178,15 +178,6 @@ async def test_a_submit_that_the_store_lost_is_no_other_request(tmp_path: Path) 
         await cluster.all_done()
         assert lost.outputs[lost.sequence_id] == gold(lost.sequence_id, 10)
         cluster.answers.remove(lost)
-
-
-async def last_entry_in_an_hour(cluster: Cluster) -> None:
-    """What comes next is numbered from there, as on a server whose clock is ahead."""
-    ledger = cluster.ledger
-    in_an_hour = (await ledger.now_ns() // 1000 + HOUR_US) // 1000
-    inbox, entry_id = ledger.keys.inbox, f"{in_an_hour}-0"
-    added, gone = ("XADD", inbox, entry_id, "any", "field"), ("XDEL", inbox, entry_id)
-    await ledger._store.commands((added, gone), is_atomic=True)
 
 
 async def holds(cluster: Cluster, count: int) -> bool:
