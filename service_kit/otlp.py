@@ -34,7 +34,7 @@ class Exporter(OTLPSpanExporter):
     """The SDK's, but for how spans become a message."""
 
     def __init__(self, endpoint: str, service: str) -> None:
-        super().__init__(endpoint=endpoint, insecure=not endpoint.startswith("https:"))
+        super().__init__(endpoint=endpoint)
         of = Resource.create({"service.name": f"kaiten-{service}"})
         self._resource = ResourceMessage(attributes=_attributes(of.attributes))
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from kaiten.local import tether
-from kaiten.local.liveness import Liveness, ProcessState, state_of
+from kaiten.local.liveness import Liveness, ProcessState, Start, state_of
 
 TETHER: Final = str(Path(tether.__file__))
 READY_POLL_S: Final = 0.05
@@ -32,13 +32,14 @@ class ChildSpec:
     is_ready: Callable[[], Awaitable[bool]]
     # Any answer at all, of a process that was ready once; None: it is asked for nothing.
     is_alive: Callable[[], Awaitable[bool]] | None = None
-    ready_s_max: float = 300.0
+    # Of its start, without a step of it.
+    idle_s_max: float = 300.0
     # After SIGTERM, before SIGKILL. Longer than the services' own drain limit.
     stop_s_max: float = 45.0
 
 
 class ChildDied(Exception):
-    """The child ended before it was ready, or was not ready in time."""
+    """The child ended before it was ready, or got no further."""
 
 
 class Child:
@@ -88,15 +89,17 @@ class Child:
 
     async def until_ready(self, progress: Callable[[str], None] = lambda _log: None) -> float:
         """Seconds from spawn to ready. `progress` gets the log so far, again and again."""
-        deadline_s = self.started_s + self.spec.ready_s_max
+        start = Start(self.started_s)
         while True:
             if not self.is_running:
                 raise ChildDied(f"{self.spec.name} ended with {exit_text(self.exit_code)}")
             if await self.spec.is_ready():
                 return time.monotonic() - self.started_s
-            if time.monotonic() > deadline_s:
-                raise ChildDied(f"{self.spec.name} is not ready after {self.spec.ready_s_max:g} s")
-            progress(self.log_text())
+            log = self.log_text()
+            if start.idle_s(time.monotonic(), log) > self.spec.idle_s_max:
+                idle = f"has done nothing for {self.spec.idle_s_max:g} s"
+                raise ChildDied(f"{self.spec.name} is not ready, and {idle}")
+            progress(log)
             await asyncio.sleep(READY_POLL_S)
 
     async def wait(self) -> None:

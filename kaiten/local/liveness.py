@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from kaiten.local.log_reading import Activity, activity_of
+
 # Stopped by a signal it cannot answer, and nobody's work goes on.
 STOPPED_S: Final = 2.0
 # Neither answering nor computing: it waits for what will not come.
@@ -51,6 +53,21 @@ class Liveness:
         if silent_s >= (BUSY_S if is_busy else SILENT_S):
             return f"hung: no answer for {silent_s:.0f} s"
         return ""
+
+
+class Start:
+    """Of one process: how far it has come. A large model may take any time, step by step."""
+
+    def __init__(self, now_s: float) -> None:
+        self._did: Activity | None = None
+        self._moved_s = now_s
+
+    def idle_s(self, now_s: float, log: str) -> float:
+        """How long it has done nothing new, by its log; to wait, and say so, is nothing."""
+        doing = activity_of(log)
+        if doing is not None and not doing.is_waiting and doing != self._did:
+            self._did, self._moved_s = doing, now_s
+        return now_s - self._moved_s
 
 
 def state_of(pid: int, ticks_per_s: int, proc: Path = Path("/proc")) -> ProcessState | None:

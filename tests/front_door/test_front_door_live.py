@@ -60,12 +60,12 @@ def test_ps_and_trace(
     assert told["url"] is None
     assert "kaiten.queue" in [span["name"] for span in told["spans"]]
     # Whose client brought a trace: its record says so to every gateway, also to one without spans.
-    body = {"prompt": "The chef", "max_tokens": 1}
     reply = httpx.post(
-        f"{whole_stack.doors[0].openai}/completions",
-        json=body,
+        f"{whole_stack.doors[0].openai}/responses",
+        # It waits behind the crowd, and nobody for it.
+        json={"input": "The chef", "max_output_tokens": 16, "background": True},
         headers={"traceparent": f"00-{TRACE}-b7ad6b7169203331-01"},
-        timeout=60,
+        timeout=None,
     )
     run("trace", reply.json()["id"], "--address", address)
     assert f"trace {TRACE}  http://" in capsys.readouterr().out

@@ -87,6 +87,17 @@ def test_it_is_what_the_sdk_would_send(parent: str | None, kind: SpanKind, error
 
 
 @pytest.mark.parametrize(
+    ("endpoint", "is_plain"),
+    [("http://127.0.0.1:1", True), ("https://127.0.0.1:1", False), ("127.0.0.1:1", False)],
+)
+def test_what_is_not_said_to_be_plain_goes_by_tls(endpoint: str, is_plain: bool) -> None:
+    """As metrics do: OpenTelemetry has one rule for all signals."""
+    exporter = Exporter(endpoint, "test")
+    assert exporter._insecure is is_plain
+    exporter.shutdown()
+
+
+@pytest.mark.parametrize(
     "given",
     [
         *(TRACE, TRACE[:-1] + "0", f"  {TRACE}\t", f"01{TRACE[2:]}-more", f"01{TRACE[2:]}"),

@@ -13,7 +13,15 @@ from grpc_health.v1.health_pb2 import HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
 from kaiten.local.health import Health
-from kaiten.local.liveness import BUSY_S, SILENT_S, STOPPED_S, Liveness, ProcessState, state_of
+from kaiten.local.liveness import (
+    BUSY_S,
+    SILENT_S,
+    STOPPED_S,
+    Liveness,
+    ProcessState,
+    Start,
+    state_of,
+)
 from kaiten.local.private import unix_address
 from tests.support.answers import until
 
@@ -28,6 +36,18 @@ def looked(
     for now_s in (since_s + step for step in range(1, int(until_s - since_s))):
         assert liveness.silent(now_s, state(now_s)) == ""
     return liveness.silent(until_s, state(until_s))
+
+
+def test_a_start_may_take_any_time_if_it_gets_on() -> None:
+    start, log = Start(0.0), ""
+    for layer in range(9):
+        log += f'{{"event": "worker.loading", "done": {layer}, "total": 9}}\n'
+        assert start.idle_s(200.0 * layer, log) == 0
+        assert start.idle_s(200.0 * layer + 199, log) == 199
+    # To wait for another is to do nothing, however often it is said.
+    for again in range(2):
+        log += f'{{"event": "worker.unregistered", "reason": "nobody leads, {again}"}}\n'
+        assert start.idle_s(2000.0 + again, log) == 400 + again
 
 
 def idle(_now_s: float) -> ProcessState:
