@@ -38,6 +38,8 @@ class Fold:
     """
 
     through_seq: int
+    # The newest record when it was made. What ended with it, or before, has no piece.
+    newest_seq: int
     trim_seq: int
     part: FoldPart
     pieces: Sequence[tuple[SequenceId, Piece]]
@@ -98,15 +100,18 @@ class CommitQueue:
             self._has_more()
 
     def put_fold(self, through_seq: int, pieces: Mapping[SequenceId, Piece]) -> None:
-        """Fold after the records it covers are committed. In parts, or every worker's next plan
-        and every token would wait for thousands of sequences.
+        """Fold after all records so far are committed: those that it covers, and those by which the
+        requests end that it leaves out. In parts, or every worker's next plan and every token would
+        wait for thousands of sequences.
         """
+        newest_seq = self._queue[-1].record.seq if self._queue else self.committed_seq
         trim_seq = self._window.trim_seq(through_seq, self._clock.monotonic_ns())
         items = list(pieces.items())
         count = max(1, -(-len(items) // FOLD_PART_MAX))
         self._folds.extend(
             Fold(
                 through_seq=through_seq,
+                newest_seq=newest_seq,
                 trim_seq=trim_seq,
                 part=FoldPart(index, count),
                 pieces=items[index * FOLD_PART_MAX : (index + 1) * FOLD_PART_MAX],
@@ -144,8 +149,7 @@ class CommitQueue:
         """
         if self._queue:
             await self._commit_batch()
-        # What it covers was put before it, so where nothing is left all of it is committed.
-        if self._folds and (not self._queue or self._folds[0].through_seq <= self.committed_seq):
+        if self._folds and self._folds[0].newest_seq <= self.committed_seq:
             await self._fold_part(self._folds[0])
         if not self._queue and not self._folds:
             self._has_work.clear()

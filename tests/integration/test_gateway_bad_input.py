@@ -265,7 +265,7 @@ async def test_mistakes_only_json_can_make(
 CHAT: list[tuple[dict[str, Any], str]] = [
     ({"messages": []}, "at least one message"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "unknown role tool"),
-    ({"messages": [{"role": "", "content": "x"}]}, "role must be one of"),
+    ({"messages": [{"role": "", "content": "x"}]}, "messages.0.role: must be one of"),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
         "images, audio and files are not taken",

@@ -11,9 +11,9 @@ from structlog.testing import capture_logs
 from kaiten.v1.common_pb2 import FEATURE_LOGPROBS
 from kaiten.v1.ledger_pb2 import CellRecord
 from kaiten.v1.worker_service_pb2 import Plan, StepResult, StepTimings
-from ledger import Candidate, Ledger
+from ledger import Candidate, Commit, Ledger
 from ledger.commits import PAGE_ENTRIES
-from scheduler_svc.commit_queue import CommitQueue
+from scheduler_svc.commit_queue import BATCH_MAX, CommitQueue
 from scheduler_svc.core.commands import HandedOver, MakePlan, Submit
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.types import FLEX_PRIORITY, Handover, Request, SequencePast
@@ -21,11 +21,12 @@ from scheduler_svc.core.workers import HOLD_US
 from scheduler_svc.journal import INPUTS_MAX
 from scheduler_svc.leader_session import LeaderSession
 from scheduler_svc.links import WorkerLink
+from scheduler_svc.settings import SchedulerSettings
 from service_kit.clock import SystemClock
 from service_kit.errors import OutOfOrder
 from tests.support.answers import until
 from tests.support.leading import NOWHERE, TTL_S, leading, worker
-from tests.support.play_leader import submit_record
+from tests.support.play_leader import PlayLeader, stopped, submit_record
 
 
 class JumpingClock(SystemClock):
@@ -416,6 +417,27 @@ async def test_a_turn_with_many_plans_leaves_the_loop_to_others_in_between(
         assert len(at_plan) >= 64 / 4
         assert len(set(at_plan)) == len(at_plan), "somebody else had a turn before each"
     other.cancel()
+
+
+async def test_a_fold_waits_for_the_ends_of_those_that_it_leaves_out(ledger: Ledger) -> None:
+    """Or who dies in between has lost their tokens: they are still live, by the ledger."""
+    first = (await ledger.submit(submit_record("a"), b"")).sequence_id
+    play = await PlayLeader.elected(ledger)
+    queue = CommitQueue(
+        ledger, play.leader, SchedulerSettings(), SystemClock(), lambda commits: None
+    )
+    for token in range(BATCH_MAX):
+        queue.put(Commit(play.record({first: [token]})))
+    end = play.record({}, [stopped(first, BATCH_MAX)])
+    queue.put(Commit(end, [play.ending("a", first)]))
+    queue.put_fold(play.base + 1, {})
+    await queue._commit_some()
+    assert queue.committed_seq < end.seq
+    successor = await ledger.elect("there", 2, seen=await ledger.leader())
+    assert successor is not None
+    recovered = await ledger.recover(successor)
+    assert not recovered.damaged
+    assert recovered.tokens[first].token_ids == list(range(BATCH_MAX))
 
 
 async def test_a_hung_worker_gives_its_sequences_up_and_is_judged(ledger: Ledger) -> None:

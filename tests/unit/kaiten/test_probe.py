@@ -21,11 +21,11 @@ from tests.support.tcp_server import tcp_server
 SERVING = HealthCheckResponse.SERVING
 # As the console script does, then what it took along.
 COMMAND = """
-import sys
+import atexit, sys
 from kaiten.cli import main
-main()
 heavy = {"asyncio", "cyclopts", "grpc", "google.protobuf", "rich", "ssl", "typing_extensions"}
-print(*sorted(heavy & sys.modules.keys()), file=sys.stderr)
+atexit.register(lambda: print(*sorted(heavy & sys.modules.keys()), file=sys.stderr))
+main()
 """
 
 
