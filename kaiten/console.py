@@ -11,7 +11,8 @@ COLUMNS_WHEN_PIPED: Final = 100
 
 class _Unfailing:
     """A stream for who has more to do than to be read: what it cannot take is lost. A terminal that
-    was closed, a reader of a pipe that has left and a full disk raise at every line.
+    was closed, a reader of a pipe that has left and a full disk raise at every line. As services'
+    logs have it, which no client imports.
     """
 
     def __init__(self, stream: TextIO) -> None:

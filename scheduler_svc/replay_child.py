@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -27,7 +28,7 @@ ANSWER_BYTES_MAX: Final = 8 << 20
 def main() -> int:
     logs.configure("scheduler", "warning")
     question = json.load(sys.stdin)
-    give_way(question["cpu_s_max"])
+    give_way(question["cpu_s_max"], question["wall_s_max"])
     peers = Peers.of(PeerSettings(**question["peer"]))
     # The same sentence once, though archives are read twice.
     missed: dict[str, None] = {}
@@ -57,9 +58,12 @@ def main() -> int:
     return 0
 
 
-def give_way(cpu_s_max: int) -> None:
-    """To everybody, and end by itself, though nobody kills it any more."""
+def give_way(cpu_s_max: int, wall_s_max: int) -> None:
+    """To everybody, and end by itself, though nobody kills it any more: what it reads may never end
+    either, as where another scheduler is stopped.
+    """
     os.nice(NICE)
+    signal.alarm(wall_s_max)
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s_max, cpu_s_max))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

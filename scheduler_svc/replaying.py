@@ -25,6 +25,8 @@ log = structlog.get_logger()
 
 PACKAGES: Final = Path(__file__).parents[1]
 CHILD: Final = "scheduler_svc.replay_child"
+# We kill it before.
+LATER_S: Final = 10
 
 
 async def replayed(
@@ -45,6 +47,7 @@ async def replayed(
         "addresses": list(addresses),
         "peer": {name: str(value) for name, value in peer.items() if value is not None},
         "cpu_s_max": most_s,
+        "wall_s_max": most_s + LATER_S,
     }
     try:
         async with asyncio.timeout(most_s):

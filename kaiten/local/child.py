@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from kaiten.local import tether
-from kaiten.local.liveness import Liveness, ProcessState, Start, state_of
+from kaiten.local.liveness import Liveness, ProcessState, StartProgress, state_of
 
 TETHER: Final = str(Path(tether.__file__))
 READY_POLL_S: Final = 0.05
@@ -89,7 +89,7 @@ class Child:
 
     async def until_ready(self, progress: Callable[[str], None] = lambda _log: None) -> float:
         """Seconds from spawn to ready. `progress` gets the log so far, again and again."""
-        start = Start(self.started_s)
+        start = StartProgress(self.started_s)
         while True:
             if not self.is_running:
                 raise ChildDied(f"{self.spec.name} ended with {exit_text(self.exit_code)}")

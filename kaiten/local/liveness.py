@@ -55,7 +55,7 @@ class Liveness:
         return ""
 
 
-class Start:
+class StartProgress:
     """Of one process: how far it has come. A large model may take any time, step by step."""
 
     def __init__(self, now_s: float) -> None:

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -301,6 +302,17 @@ async def test_a_replay_ends_with_its_time_and_with_who_asked(
         assert not told.choices
         assert list(told.skipped) == ["it takes longer than 1 s (--replay-s of the scheduler)"]
     assert not [each for each in psutil.Process().children() if CHILD in each.cmdline()]
+
+
+def test_a_replay_that_nobody_ends_any_more_ends(tmp_path: Path) -> None:
+    """Its scheduler was killed, and what it reads never ends."""
+    os.mkfifo(tmp_path / name_of(1, 0))
+    question = {"ids": ["default:x"], "since_ns": 0, "folders": [str(tmp_path)], "addresses": []}
+    bounds = {"peer": {}, "cpu_s_max": 60, "wall_s_max": 1}
+    done = subprocess.run(
+        [sys.executable, "-m", CHILD], input=json.dumps(question | bounds).encode(), check=False
+    )
+    assert done.returncode == -signal.SIGALRM
 
 
 async def test_nothing_is_replayed_where_that_is_not_wanted(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from kaiten.local.liveness import (
     STOPPED_S,
     Liveness,
     ProcessState,
-    Start,
+    StartProgress,
     state_of,
 )
 from kaiten.local.private import unix_address
@@ -39,7 +39,7 @@ def looked(
 
 
 def test_a_start_may_take_any_time_if_it_gets_on() -> None:
-    start, log = Start(0.0), ""
+    start, log = StartProgress(0.0), ""
     for layer in range(9):
         log += f'{{"event": "worker.loading", "done": {layer}, "total": 9}}\n'
         assert start.idle_s(200.0 * layer, log) == 0

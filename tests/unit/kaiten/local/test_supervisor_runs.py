@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 from kaiten.local.child import Child, ChildSpec, exit_text
 from kaiten.local.supervisor import RESTART_S_MAX, restart_s
 from tests.support.toy_stack import NAMES, process_is_up
+from tests.support.whole_stack import wait_until
 
 ROOT = Path(__file__).parents[4]
 WAIT_S = 120
@@ -148,8 +148,10 @@ def test_whom_its_terminal_leaves_goes_on_under_nohup_and_stops_in_order(start: 
         run.process.send_signal(signal.SIGHUP)
         first = run.child("worker-0")
         first.kill()
-        while not process_is_up(run.folder / "worker-0.pid") or run.child("worker-0") == first:
-            time.sleep(0.02)
+        wait_until(
+            lambda: process_is_up(run.folder / "worker-0.pid") and run.child("worker-0") != first,
+            "another worker is up",
+        )
         run.process.send_signal(signal.SIGTERM)
         run.process.wait(WAIT_S)
     assert sorted(run.ended()) == sorted(NAMES)

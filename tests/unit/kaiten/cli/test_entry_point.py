@@ -1,0 +1,41 @@
+"""The process around every command: its streams, and how it is interrupted."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kaiten.cli import app as cli
+from kaiten.cli import main as entry_point
+
+ROOT = Path(__file__).parents[4]
+
+
+@pytest.mark.parametrize(
+    ("redirection", "code", "said"),
+    [
+        (">/dev/full", 1, "the output cannot be written: No space left on device\n"),
+        (">&- <&-", 0, ""),
+        ("| true", 0, ""),
+    ],
+)
+def test_an_output_that_cannot_be_written_is_told_in_a_sentence(
+    redirection: str, code: int, said: str
+) -> None:
+    line = f"set -o pipefail; '{sys.executable}' -m kaiten keygen acme {redirection}"
+    made = ["bash", "-c", line]
+    done = subprocess.run(made, capture_output=True, text=True, timeout=280, cwd=ROOT)
+    assert done.returncode == code
+    assert re.fullmatch(rf"key \(shown once\): kt-\S+\n{said}", done.stderr)
+
+
+def test_an_interruption_is_an_exit_code_wherever_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "main", interrupted)
+    with pytest.raises(SystemExit) as left:
+        entry_point()
+    assert left.value.code == 130
