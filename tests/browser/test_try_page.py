@@ -110,6 +110,14 @@ async def test_a_conversation_by_keyboard(page: Tab, tmp_path: Path) -> None:
         await set_to(page, key="any")
 
 
+async def test_what_is_typed_at_once_is_not_lost(page: Tab) -> None:
+    """The box is there and hears keys as soon as the page's scripts have run."""
+    url = await page.look("location.href")
+    for _ in range(20):
+        await page.go(url)
+        assert await page.look("document.activeElement.id") == "prompt"
+
+
 async def tab_to(page: Tab, name: str, *, shift: bool = False) -> None:
     """From one control to the next, as far as the one with this id, or this tag."""
     for _ in range(20):

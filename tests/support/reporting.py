@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Generator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,8 @@ class FailureLogs:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         if report.failed and _started in item.stash:
-            for path in self._grown_since(item.stash[_started])[:LOGS_MAX]:
-                report.sections.append((f"end of {path.parent.name}/{path.name}", _tail(path)))
+            logs = map(_tail_of, self._grown_since(item.stash[_started]))
+            report.sections += islice(filter(None, logs), LOGS_MAX)
             # Half of a surrogate pair in a failed comparison would end the whole run under xdist.
             text = str(report.longrepr)
             sendable = text.encode(errors="backslashreplace").decode()
@@ -63,10 +64,14 @@ class FailureLogs:
         return sorted(grown, key=grown.__getitem__, reverse=True)
 
 
-def _tail(path: Path) -> str:
+def _tail_of(path: Path) -> tuple[str, str] | None:
+    """A section of a report; none of a browser's databases, whose logs are not for people."""
     with path.open("rb") as log:
         log.seek(max(0, log.seek(0, os.SEEK_END) - LOG_TAIL_BYTES))
-        return log.read().decode(errors="replace")
+        tail = log.read()
+    if b"\0" in tail:
+        return None
+    return f"end of {path.parent.name}/{path.name}", tail.decode(errors="replace")
 
 
 class Progress:

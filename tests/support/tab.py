@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 import signal
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -73,13 +74,15 @@ class Tab:
         return found["result"].get("value")
 
     async def until(self, expression: str) -> None:
-        async with asyncio.timeout(WAIT_S):
-            while True:
-                # A page that is being left cannot be asked.
-                with suppress(AssertionError):
-                    if await self.look(expression):
-                        return
-                await asyncio.sleep(POLL_S)
+        began_at = time.monotonic()
+        while time.monotonic() - began_at < WAIT_S:
+            # A page that is being left cannot be asked.
+            with suppress(AssertionError):
+                if await self.look(expression):
+                    return
+            await asyncio.sleep(POLL_S)
+        shown = await self.look("document.body.innerText")
+        raise AssertionError(f"still not after {WAIT_S:g} s: {expression}\nThe page: {shown}")
 
     async def type(self, text: str) -> None:
         await self._call("Input.insertText", text=text)
