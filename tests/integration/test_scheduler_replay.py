@@ -140,7 +140,8 @@ async def test_a_busy_mixed_journal_replays_to_the_same_decisions(
         assert_all_equal(comparisons)
         plans = [compared for compared in comparisons if compared.what.startswith("plan")]
         assert len(plans) == count_inputs(records)["plan"] > 60 // slot_tokens
-        assert set(count_inputs(records)) - {"worker_late"} == {
+        # Those of a busy machine there may be, too.
+        assert set(count_inputs(records)) - {"worker_late", "store_behind"} == {
             *("configured", "submit", "cancel", "expire", "plan", "result"),
             *("worker_joined", "worker_lost", "worker_draining"),
         }

@@ -27,6 +27,8 @@ class Run:
 
     def __init__(self, folder: Path, modes: tuple[str, ...], before: tuple[str, ...]) -> None:
         self.folder = folder
+        # Tests that run under `nohup` must not have it ignored there, too.
+        ours = signal.signal(signal.SIGHUP, signal.SIG_DFL)
         self.process = subprocess.Popen(
             [*before, sys.executable, "-m", "tests.support.toy_stack", str(folder), *modes],
             stdout=subprocess.PIPE,
@@ -35,6 +37,7 @@ class Run:
             cwd=ROOT,
             env=os.environ | {"PYTHONPATH": str(ROOT)},
         )
+        signal.signal(signal.SIGHUP, ours)
 
     def until(self, wanted: str) -> str:
         """The next line that starts so. pytest's timeout ends a wait for what never comes."""
