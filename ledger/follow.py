@@ -44,6 +44,8 @@ class Follower:
         self._journal = ledger
         self.is_connected = False
         self._passed_seq: int | None = None
+        # Of the leader whose record that was.
+        self._epoch = 0
         self._history = SharedHistory(ledger, lambda: self._passed_seq or 0)
         self._recent: deque[JournalRecord] = deque(maxlen=recent_records)
         # Several subscriptions may follow one sequence.
@@ -156,10 +158,18 @@ class Follower:
                 wait_s = RETRY_WAIT_S_FIRST
 
     async def _greet(self) -> None:
-        """Find the store answering and, the first time, where the journal ends."""
+        """Find the store answering, and where the journal ends. A store that has gone back, and
+        whose clock is behind, gives numbers once more that we have passed.
+        """
         lease = await self._journal.leader()
+        epoch, seq = (0, 0) if lease is None else (lease.epoch, lease.journal_seq)
         if self._passed_seq is None:
-            self.start_at(0 if lease is None else lease.journal_seq)
+            self.start_at(seq)
+        elif seq < self._passed_seq or epoch != self._epoch:
+            self._passed_seq = min(seq, self._passed_seq)
+            self._recent.clear()
+            self._mark_holes()
+        self._epoch = epoch
         self.is_connected = True
 
     def start_at(self, seq: int) -> None:
@@ -187,7 +197,7 @@ class Follower:
             self._mark_holes()
         if self._future:
             self._activate(record.seq - 1)
-        self._passed_seq = record.seq
+        self._passed_seq, self._epoch = record.seq, record.epoch
         self._recent.append(record)
         _dispatch(record, self._pending)
 

@@ -13,11 +13,12 @@ import pytest
 from kaiten.v1.common_pb2 import FINISH_REASON_LENGTH, Leader
 from kaiten.v1.worker_service_pb2 import ExecuteRequest, Open
 from kaiten.v1.worker_service_pb2_grpc import WorkerServiceStub
-from ledger import Follower, Ledger
+from ledger import Follower, Lease, Ledger
 from service_kit.errors import NotFound
 from tests.support.answers import until
 from tests.support.cluster import Cluster, gold
 from tests.support.play_leader import PlayLeader, eventually, submit_record
+from tests.support.set_clock import COMPILER, SetClock
 from tests.support.store_server import StoreServer
 
 HOUR_US = 3_600_000_000
@@ -94,6 +95,66 @@ async def test_who_follows_hears_what_is_lost_and_goes_on_with_the_rest(
     with suppress(asyncio.CancelledError):
         await tail
     await ledger.close()
+
+
+@pytest.mark.skipif(COMPILER is None, reason="a clock to be set needs a C compiler")
+@pytest.mark.parametrize("is_late", [False, True], ids=["back first", "back last"])
+async def test_an_end_is_heard_though_its_record_has_a_number_seen_before(
+    tmp_path: Path, is_late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also the clock is behind what it was: what was lost is no gap in the numbers."""
+    clock = SetClock(tmp_path / "clock")
+    clock.set(HOUR_US // 1_000_000)
+    server = StoreServer(tmp_path / "store")
+    server.environ.update(clock.environ)
+    with server:
+        ledger, watching = await Ledger.connect(server.url), await Ledger.connect(server.url)
+        kept = await ledger.submit(submit_record("kept"), b"h")
+        before = await PlayLeader.elected(ledger)
+        await before.step({kept.sequence_id: [0]})
+        server.stop()
+        server.back_up(tmp_path / "backup")
+        server.start()
+        looked, may_look = watching.leader, asyncio.Event()
+
+        async def look() -> Lease | None:
+            await may_look.wait()
+            return await looked()
+
+        monkeypatch.setattr(watching, "leader", look)
+        may_look.set()
+        follower = Follower(watching)
+        tail = asyncio.create_task(follower.run())
+        await eventually(lambda: follower.is_connected)
+        with follower.subscribe([kept.sequence_id], from_seq=0) as subscription:
+            seen: list[int] = []
+            await before.step({kept.sequence_id: [1]})
+            await before.step({kept.sequence_id: [2]})
+            while len(seen) < 3:
+                seen += (await asyncio.wait_for(anext(subscription), 60)).token_ids
+            server.kill()
+            await eventually(lambda: not follower.is_connected)
+            server.restore(tmp_path / "backup")
+            clock.set(0)
+            if is_late:
+                may_look.clear()
+            server.start()
+            if not is_late:
+                await eventually(lambda: follower.is_connected)
+            successor = await PlayLeader.elected(ledger, nonce=2)
+            assert successor.leader.journal_seq < before.seq
+            successor.outputs = {kept.sequence_id: [0]}
+            await successor.step({kept.sequence_id: [1, 2]})
+            await successor.finish("kept", kept.sequence_id)
+            may_look.set()
+            update = await asyncio.wait_for(anext(subscription), 60)
+            assert update.finished is not None
+            assert seen + update.token_ids == [0, 1, 2]
+        tail.cancel()
+        with suppress(asyncio.CancelledError):
+            await tail
+        await ledger.close()
+        await watching.close()
 
 
 async def test_a_new_leader_of_the_same_store_is_no_gap(server: StoreServer) -> None:
