@@ -147,7 +147,7 @@ class Batches:
         verdict, *rest = await self._store.script(
             scripts.BATCH_LINE,
             (keys.batch(*name), keys.batch_lines(*name), keys.answers(name.tenant)),
-            (line, answer, state, limits.files_ttl_s, str(name), limits.files_bytes_max),
+            (line, answer, state, str(name), limits.files_bytes_max),
         )
         if verdict == b"FULL":
             raise Overloaded(

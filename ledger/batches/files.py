@@ -52,9 +52,12 @@ class Files:
         )
 
     async def put(self, tenant: str, id: str, number: int, chunk: bytes) -> None:
-        """A piece of a file that is coming in, from number 0. `keep` makes it one."""
-        key = self._store.keys.file_chunk(tenant, id, number)
-        await self._store.script(scripts.FILE_CHUNK, (key,), (chunk, UPLOAD_S_MAX))
+        """A piece of a file that is coming in, from number 0. `keep` makes it one; then nothing
+        changes it any more.
+        """
+        keys = self._store.keys
+        call_keys = (keys.file(tenant, id), keys.file_chunk(tenant, id, number))
+        await self._store.script(scripts.FILE_CHUNK, call_keys, (chunk, UPLOAD_S_MAX))
 
     async def keep(
         self,

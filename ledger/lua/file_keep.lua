@@ -8,7 +8,7 @@
 if redis.call('HGET', KEYS[1], 'nonce') ~= ARGV[1] then return {'STORE_LOST'} end
 local known = redis.call('HMGET', KEYS[6], 'created_at', 'expires_at')
 if known[1] then
-  -- Its pieces may just have been sent again.
+  -- A gateway of an earlier version may just have sent its pieces again.
   for i = 7, #KEYS do redis.call('EXPIRE', KEYS[i], redis.call('TTL', KEYS[6])) end
   return {'OK', known[1], known[2]}
 end

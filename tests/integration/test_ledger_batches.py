@@ -255,7 +255,7 @@ async def test_answers_of_live_batches_are_bounded_by_tenant(redis_url: str, cel
     await batches.answer(BatchName("bob", "batch_3"), 1, b"a" * 4000, is_ok=True)
     assert (await batches.find(NAME)).number("failed") == 1
     async with Redis.from_url(redis_url) as client:
-        assert 0 < await client.ttl(ledger.keys.answers("alice")) <= 100
+        assert 0 < await client.ttl(ledger.keys.answers("alice")) <= 161
     await batches.move(other, "completed", of=("in_progress",))
     await batches.answer(NAME, 3, b"a" * 3000, is_ok=True)
     await batches.move(NAME, "completed", of=("in_progress",))
@@ -284,6 +284,43 @@ async def test_nothing_of_a_batch_stays_for_ever(redis_url: str, cell: str) -> N
         assert not await client.exists(keys.answers(NAME.tenant))
     with pytest.raises(NotFound):
         await ledger.batches.move(NAME, "completed", of=("in_progress",))
+    await ledger.close()
+
+
+async def test_answers_leave_no_sooner_than_their_batch(redis_url: str, cell: str) -> None:
+    """However long after the last one the next comes: files may be kept for less than a day."""
+    limits = LedgerLimits(files_ttl_s=10)
+    ledger = await Ledger.connect(redis_url, cell=cell, limits=limits)
+    await ledger.batches.new(NAME, FIELDS, window_s=1000)
+    other = BatchName("alice", "batch_2")
+    await ledger.batches.new(other, FIELDS, window_s=50)
+    keys = ledger.keys
+    async with Redis.from_url(redis_url) as client:
+        for name in (NAME, other):
+            await ledger.batches.move(name, "in_progress", of=("validating",))
+            await ledger.batches.answer(name, 1, b"a", is_ok=True)
+            ends_ms = await client.pexpiretime(keys.batch(*name))
+            assert await client.pexpiretime(keys.batch_lines(*name)) >= ends_ms
+        ends_ms = await client.pexpiretime(keys.batch(*NAME))
+        assert await client.pexpiretime(keys.answers("alice")) >= ends_ms
+    await ledger.close()
+
+
+async def test_a_file_that_is_kept_stays_as_it_is_whoever_is_late(
+    redis_url: str, cell: str
+) -> None:
+    """A driver that was put aside, or a piece that the store takes in late: another has written
+    the file meanwhile, and its answers are gone.
+    """
+    ledger = await Ledger.connect(redis_url, cell=cell)
+    await keep(ledger, "f-output")
+    kept = await ledger.files.find("alice", "f-output")
+    chunk = ledger.keys.file_chunk("alice", "f-output", 0)
+    async with Redis.from_url(redis_url) as client:
+        ends_ms = await client.pexpiretime(chunk)
+        await ledger.files.put("alice", "f-output", 0, b"and more")
+        assert await client.pexpiretime(chunk) >= ends_ms
+    assert [piece async for piece in ledger.files.read("alice", kept)] == [b"a"]
     await ledger.close()
 
 
