@@ -104,7 +104,10 @@ async def add_items(api: Api, exchange: HttpExchange, body: ItemsBody) -> None:
     items = _added(api, body.items)
 
     def edit(content: Content) -> Content:
-        return content.with_round(Round(items)) if items else content
+        # Its own change may have been made, unheard, before another's.
+        known = {each.id for each in content.items}
+        new = [each for each in items if each.id not in known]
+        return content.with_round(Round(new)) if new else content
 
     await _changed(api, exchange, edit, bounded="items")
     await exchange.send_json(200, InputItems(**told_page(items, has_more=False)))

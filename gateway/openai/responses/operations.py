@@ -45,7 +45,7 @@ from gateway.requests.reading import is_read
 from gateway.requests.stream import Finished, Generation
 from gateway.requests.validation import REQUEST_ID, UINT32_MAX
 from gateway.values.generation_request import Message
-from service_kit.errors import InvalidRequest, KaitenError
+from service_kit.errors import InvalidRequest, KaitenError, NotFound
 
 # How long who cancels is kept waiting for the end.
 CANCEL_S: Final = 5.0
@@ -79,11 +79,9 @@ async def create_response(api: Api, exchange: HttpExchange, body: ResponseBody) 
         elif body.background:
             await exchange.send_json(200, msgspec.structs.replace(stored.begun, status="queued"))
         else:
-            await exchange.send_json(200, await stored.collected(generation))
-    if earlier.conversation is not None and not body.background:
-        # Who comes next does it if we cannot.
-        with suppress(KaitenError):
-            await StoredConversation.find(api, tenant, earlier.conversation.kept.id)
+            response = await stored.collected(generation)
+            await _tell_conversation(stored)
+            await exchange.send_json(200, response)
 
 
 async def _join(
@@ -97,6 +95,20 @@ async def _join(
         if generation.visit is None or not generation.visit.is_repeat:
             await conversation.api.generation_service.forget(request_id, conversation.tenant)
         raise
+
+
+async def _tell_conversation(stored: StoredResponse) -> None:
+    """What one that has ended said becomes items there, if nobody has looked since: they stay when
+    it leaves. Before its end is told: then whoever hears of it may rely on that, and nothing is
+    done for who has their answer. Who comes next does it if we cannot.
+    """
+    with suppress(KaitenError):
+        await _look_at_conversation(stored)
+
+
+async def _look_at_conversation(stored: StoredResponse) -> None:
+    if (name := stored.note.asked.conversation) is not None:
+        await StoredConversation.find(stored.api, stored.tenant, name.id)
 
 
 async def count_input_tokens(api: Api, exchange: HttpExchange, body: ResponseBody) -> None:
@@ -128,6 +140,7 @@ async def get_response(api: Api, exchange: HttpExchange, _body: None) -> None:
         return
     status, begun = await service.status(stored.request_id, tenant), stored.begun
     if status.done is not None:
+        await _tell_conversation(stored)
         await exchange.send_json(200, await stored.whole())
     elif status.queue.position is not None:
         place = QueuePlace(status.queue.position, status.queue.reason)
@@ -150,8 +163,12 @@ async def cancel_response(api: Api, exchange: HttpExchange, _body: None) -> None
 
 
 async def delete_response(api: Api, exchange: HttpExchange, _body: None) -> None:
-    """Nobody finds it any more, its conversation and its text are gone."""
+    """Nobody finds it any more, what it was asked and its text are gone, but for its conversation's
+    items.
+    """
     stored = await StoredResponse.find(api, exchange.tenant, exchange.path["id"])
+    with suppress(NotFound):
+        await _look_at_conversation(stored)
     await api.generation_service.forget(stored.request_id, exchange.tenant)
     await exchange.send_json(200, DeletedResponse(id=stored.begun.id))
 
@@ -172,6 +189,7 @@ async def _stream(
     parts = stored.parts(generation)
 
     async def finish(end: Finished, told: Told | None) -> Response:
+        await _tell_conversation(stored)
         if told is None:
             return await stored.whole()
         return stored.ended(told, end, parts.ends())
