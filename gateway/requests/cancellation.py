@@ -59,11 +59,16 @@ class Releases:
         self._asked.set()
 
     def adopt(self, submitting: "asyncio.Future[Submitted]", id: str) -> None:
-        """A submit whose client left while it was under way: if it gets accepted, cancel it."""
+        """A submit whose client left while it was under way: cancel what was accepted, or may have
+        been.
+        """
 
         def settle(finished: "asyncio.Future[Submitted]") -> None:
             self._adopted.discard(finished)
-            if not finished.cancelled() and finished.exception() is None:
+            if finished.cancelled():
+                return
+            error = finished.exception()
+            if error is None or isinstance(error, Unavailable):
                 self.ask(Release(id))
 
         self._adopted.add(submitting)

@@ -14,6 +14,7 @@ import pytest
 from gateway.text.model_card import ModelCard
 from kaiten.v1 import inference_service_pb2 as pb
 from kaiten.v1.common_pb2 import SamplingParams
+from service_kit.errors import Unavailable
 from tests.support.cpu_cost import goes_until_below
 from tests.support.gateway_stack import JSON, MODEL, Stack, running_stack, text_of, until
 from tests.support.tokenizers import write_model_folder
@@ -189,6 +190,34 @@ async def test_many_connect_read_one_disconnect_cycles_leave_nothing(
         load = await stack.ledger.load()
         assert (load.choices, load.prompt_tokens) == (0, 0)
         assert stack.gateway.service.link.follower.sequence_count == 0
+
+
+async def test_who_left_is_computed_no_more_though_nobody_heard_that_it_was_accepted(
+    tmp_path: Path, redis_url: str, cell: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store took the request in, and its answer is lost when the client has gone."""
+    async with running_stack(tmp_path / "model", redis_url, cell) as stack:
+        service = stack.gateway.service
+        ledger, releases = service.link.ledger, service.generation_service.releases
+        submit, is_accepted, may_answer = ledger.submit, asyncio.Event(), asyncio.Event()
+
+        async def lose(*args: Any, **rest: Any) -> None:
+            await submit(*args, **rest)
+            is_accepted.set()
+            await may_answer.wait()
+            raise Unavailable("the answer was lost")
+
+        monkeypatch.setattr(ledger, "submit", lose)
+        stack.scheduler.is_open.clear()
+        call = stack.gateway.inference.Generate(pb.GenerateRequest(text="x"), timeout=60)
+        await asyncio.wait_for(is_accepted.wait(), 60)
+        call.cancel()
+        await until(lambda: bool(releases._adopted), "the gateway knows that the client has gone")
+        may_answer.set()
+        await until(lambda: not releases._adopted, "it has heard")
+        await asyncio.wait_for(releases.settled(), 60)
+        stack.scheduler.is_open.set()
+        await until(lambda: bool(stack.scheduler.cancels), "it is cancelled")
 
 
 @pytest.mark.parametrize("size", [2047, 2049, 100_000])
