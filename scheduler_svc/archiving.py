@@ -73,6 +73,7 @@ def begin(settings: SchedulerSettings, leader: Leader, store: str) -> "ArchiveWr
         after_seq=leader.after_seq,
         configured=configured_to_proto(settings.configured),
         has_tokens=settings.archive_prompts,
+        has_outcomes=True,
         unix_ns=time.time_ns(),
     )
     bounds = ArchiveBounds(

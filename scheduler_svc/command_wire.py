@@ -10,6 +10,7 @@ from dataclasses import fields, replace
 from typing import Any, Final
 
 from kaiten.v1.common_pb2 import (
+    WHY_PASSED_OVER_UNSPECIFIED,
     PromptLogprobs,
     WorkerDescription,
 )
@@ -24,6 +25,7 @@ from kaiten.v1.ledger_pb2 import (
     StoreBehindInput,
     SubmitInput,
     TenantServed,
+    ThrottledChange,
     WorkerChangedInput,
     WorkerDrainingInput,
     WorkerJoinedInput,
@@ -55,7 +57,7 @@ from scheduler_svc.core.commands import (
     WorkerLate,
     WorkerLost,
 )
-from scheduler_svc.core.outcome import Plan
+from scheduler_svc.core.outcome import PassedOver, Plan
 from scheduler_svc.core.types import (
     Config,
     Handover,
@@ -66,6 +68,8 @@ from scheduler_svc.core.types import (
     StepResult,
     WorkerSpec,
 )
+from scheduler_svc.decisions import whys_of
+from scheduler_svc.timeline import QUEUE_STAGES
 
 # How a replay finds the request that a Submit names.
 RequestOf = Callable[[SubmitInput], Request]
@@ -96,7 +100,9 @@ def command_from_proto(
     return _READERS[name](getattr(item, name))
 
 
-def describe_plan(message: PlanInput, plan: Plan, digest: int) -> None:
+def describe_plan(
+    message: PlanInput, plan: Plan, passed_over: Sequence[PassedOver], digest: int
+) -> None:
     """Put beside a MakePlan what came of it."""
     message.plan_id = plan.plan_id
     message.lease_steps = plan.lease_steps
@@ -109,6 +115,27 @@ def describe_plan(message: PlanInput, plan: Plan, digest: int) -> None:
     message.blocks_free = plan.blocks_free
     message.waiting = plan.waiting
     message.digest = digest
+    for join in plan.joins:
+        message.join_computed_tokens.append(join.num_computed_tokens)
+        for num_skipped, blocks in join.block_tables:
+            message.join_skipped_blocks.append(num_skipped)
+            message.join_blocks.append(len(blocks))
+    for slot, count in plan.chunks:
+        message.chunk_slots.append(slot)
+        message.chunk_slot_tokens.append(count)
+    if plan.preempted and any(whys := [*whys_of(plan, passed_over)]):
+        message.preempted_whys.extend(
+            wire.WHY_TO_PROTO[why] if why else WHY_PASSED_OVER_UNSPECIFIED for why in whys
+        )
+    for over in passed_over:
+        if over.stage in QUEUE_STAGES:
+            message.passed_over.append(over.sequence_id or 0)
+            message.passed_over_whys.append(wire.WHY_TO_PROTO[over.why])
+
+
+def throttled_change(before: frozenset[str], now: frozenset[str]) -> ThrottledChange:
+    """From the tenants that were throttled to those that are."""
+    return ThrottledChange(begun=sorted(now - before), over=sorted(before - now))
 
 
 def cancel_from_proto(record: CancelRecord) -> Cancel:

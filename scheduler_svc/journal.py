@@ -4,7 +4,7 @@ A record carries the step's tokens and endings, and everything the core was told
 before it. So the journal is the decision log too: replayed through a core it gives the same plans.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final
 from zlib import crc32
 
@@ -21,9 +21,10 @@ from kaiten.v1.ledger_pb2 import (
 from kaiten.v1.worker_service_pb2 import Plan as PlanMessage
 from kaiten.v1.worker_service_pb2 import StepResult as StepMessage
 from ledger import Commit, Leader
-from scheduler_svc.command_wire import describe_plan, input_to_proto
+from scheduler_svc.command_wire import describe_plan, input_to_proto, throttled_change
 from scheduler_svc.core.commands import Command
 from scheduler_svc.core.outcome import Event, Finished, Outcome, RequestOver, StepTokens
+from scheduler_svc.core.requests import Tenant
 from scheduler_svc.request_book import RequestBook
 from scheduler_svc.wire import done_to_proto, finished_to_proto
 
@@ -40,6 +41,7 @@ class Journal:
         self._leader = leader
         self.seq = leader.journal_seq
         self._inputs: list[CoreInput] = []
+        self._throttled: frozenset[str] = frozenset()
 
     def write(
         self,
@@ -47,20 +49,29 @@ class Journal:
         outcome: Outcome,
         now_ns: int,
         message: PlanMessage | StepMessage | None = None,
+        throttled: Collection[Tenant] = (),
     ) -> Commit | None:
         """Note what the core was told, and the record of what came of it.
 
         None when nobody outside has to know of it: it goes with the next record. `message` is the
-        plan as the worker is told it, or the step as it told us.
+        plan as the worker is told it, or the step as it told us; `throttled`: whose next request
+        waits for their own running ones by now.
         """
         brought = outcome.tokens.tokens if outcome.tokens is not None else ()
         item = input_to_proto(command, now_ns, brought)
         if outcome.plan is not None and isinstance(message, PlanMessage):
-            describe_plan(item.plan, outcome.plan, plan_digest(message))
+            describe_plan(item.plan, outcome.plan, outcome.passed_over, plan_digest(message))
+        if throttled or self._throttled:
+            self._note_throttled(item, frozenset(tenant.name for tenant in throttled))
         self._inputs.append(item)
         if outcome.tokens is not None and isinstance(message, StepMessage):
             return self._step(message, outcome, outcome.tokens, now_ns)
         return self._sealed(JournalRecord(), outcome.events, now_ns) if outcome.events else None
+
+    def _note_throttled(self, item: CoreInput, names: frozenset[str]) -> None:
+        if names != self._throttled:
+            item.throttled.CopyFrom(throttled_change(self._throttled, names))
+            self._throttled = names
 
     def opened(self, now_ns: int) -> Commit:
         """The first record of a leadership."""

@@ -284,7 +284,8 @@ class LeaderSession:
             if self._tracing is not None:
                 of, tracks = self._requests.traceparent, self.timelines.tracks
                 self._tracing.ended(outcome.events, of, now_ns, tracks)
-        self._commits.put(self._journal.write(command, outcome, now_ns, message))
+        throttled = self.core.waiting.throttled
+        self._commits.put(self._journal.write(command, outcome, now_ns, message, throttled))
 
     # The turn
 

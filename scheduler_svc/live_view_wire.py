@@ -29,7 +29,6 @@ from kaiten.v1.watch_pb2 import (
 )
 from kaiten.v1.watch_pb2 import PassedOver as PassedOverMessage
 from scheduler_svc.command_wire import configured_to_proto
-from scheduler_svc.core.outcome import Why
 from scheduler_svc.core.requests import Residency
 from scheduler_svc.core.types import Request, SlotIndex
 from scheduler_svc.live_rows_wire import rows_to_proto, tell_one_by_one
@@ -43,9 +42,8 @@ from scheduler_svc.live_view import (
     WaitingView,
     WorkerView,
 )
+from scheduler_svc.wire import WHY_TO_PROTO
 
-# protobuf takes the names of an enum's values for them.
-WHY_TO_PROTO: Final = {why: f"WHY_PASSED_OVER_{why.name}" for why in Why}
 STATE_TO_PROTO: Final = {
     SeenState.WAITING: SEQUENCE_STATE_WAITING,
     SeenState.PREEMPTED: SEQUENCE_STATE_PREEMPTED,

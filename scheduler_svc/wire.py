@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import repeat
-from typing import Final
+from typing import Final, cast
 
 from kaiten.v1.common_pb2 import (
     FEATURE_LOGITS_PROCESSORS,
@@ -21,6 +21,7 @@ from kaiten.v1.common_pb2 import (
     Leader,
     PromptLogprobs,
     TokenLogprobs,
+    WhyPassedOver,
     WorkerDescription,
 )
 from kaiten.v1.inference_service_pb2 import Done, Timings, Usage
@@ -36,7 +37,7 @@ from kaiten.v1.worker_service_pb2 import Plan as PlanMessage
 from kaiten.v1.worker_service_pb2 import RowSampling
 from kaiten.v1.worker_service_pb2 import StepResult as StepMessage
 from ledger import InboxEntry
-from scheduler_svc.core.outcome import Finished, Join, Plan, RequestOver
+from scheduler_svc.core.outcome import Finished, Join, Plan, RequestOver, Why
 from scheduler_svc.core.requests import Tenant
 from scheduler_svc.core.types import (
     Feature,
@@ -65,6 +66,10 @@ FEATURE_TO_PROTO: Final = {
     Feature.LOGITS_PROCESSORS: FEATURE_LOGITS_PROCESSORS,
     Feature.STRUCTURED_OUTPUTS: FEATURE_STRUCTURED_OUTPUTS,
 }
+WHY_TO_PROTO: Final = {
+    why: cast("WhyPassedOver", WhyPassedOver.Value(f"WHY_PASSED_OVER_{why.name}")) for why in Why
+}
+WHY_FROM_PROTO: Final = {number: why for why, number in WHY_TO_PROTO.items()}
 # Of the plans that are written here; a worker says which it reads.
 PLAN_VERSION: Final = 1
 # What a worker may say of a row by itself.

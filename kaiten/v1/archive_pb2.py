@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from kaiten.v1 import ledger_pb2 as kaiten_dot_v1_dot_ledger__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17kaiten/v1/archive.proto\x12\tkaiten.v1\x1a\x16kaiten/v1/ledger.proto\"8\n\x0c\x41rchiveChunk\x12(\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x17.kaiten.v1.ArchiveEntry\"\xed\x01\n\x0c\x41rchiveEntry\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x18.kaiten.v1.ArchiveHeaderH\x00\x12-\n\x07request\x18\x02 \x01(\x0b\x32\x1a.kaiten.v1.ArchivedRequestH\x00\x12*\n\x06record\x18\x03 \x01(\x0b\x32\x18.kaiten.v1.JournalRecordH\x00\x12$\n\x03gap\x18\x04 \x01(\x0b\x32\x15.kaiten.v1.ArchiveGapH\x00\x12\'\n\x05\x62lock\x18\x05 \x01(\x0b\x32\x16.kaiten.v1.FilledBlockH\x00\x42\x07\n\x05\x65ntry\"\x80\x02\n\rArchiveHeader\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0c\n\x04\x63\x65ll\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\x13\n\x0bjournal_seq\x18\x05 \x01(\x04\x12\x0f\n\x07segment\x18\x06 \x01(\r\x12.\n\nconfigured\x18\x07 \x01(\x0b\x32\x1a.kaiten.v1.ConfiguredInput\x12\x12\n\nhas_tokens\x18\x08 \x01(\x08\x12\x14\n\x0c\x62lock_tokens\x18\t \x01(\r\x12\x0f\n\x07unix_ns\x18\n \x01(\x04\x12\x11\n\tafter_seq\x18\x0b \x01(\x04\x12\r\n\x05store\x18\x0c \x01(\t\"\xb9\x01\n\x0f\x41rchivedRequest\x12\x10\n\x08\x65ntry_id\x18\x01 \x01(\t\x12\x13\n\x0bsequence_id\x18\x02 \x01(\x04\x12\'\n\x06submit\x18\x03 \x01(\x0b\x32\x17.kaiten.v1.SubmitRecord\x12)\n\x07\x63hoices\x18\x04 \x03(\x0b\x32\x18.kaiten.v1.ResumedChoice\x12\x15\n\rprompt_tokens\x18\x05 \x01(\r\x12\x14\n\x0c\x62lock_hashes\x18\x06 \x03(\x06\"G\n\rResumedChoice\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x13\n\x0bis_finished\x18\x02 \x01(\x08\x12\x0e\n\x06tokens\x18\x03 \x01(\r\"?\n\x0b\x46illedBlock\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\r\n\x05index\x18\x02 \x01(\r\x12\x0c\n\x04hash\x18\x03 \x01(\x06\"S\n\nArchiveGap\x12\x11\n\tfirst_seq\x18\x01 \x01(\x04\x12\x10\n\x08last_seq\x18\x02 \x01(\x04\x12\x10\n\x08requests\x18\x03 \x01(\r\x12\x0e\n\x06reason\x18\x04 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17kaiten/v1/archive.proto\x12\tkaiten.v1\x1a\x16kaiten/v1/ledger.proto\"8\n\x0c\x41rchiveChunk\x12(\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x17.kaiten.v1.ArchiveEntry\"\xed\x01\n\x0c\x41rchiveEntry\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x18.kaiten.v1.ArchiveHeaderH\x00\x12-\n\x07request\x18\x02 \x01(\x0b\x32\x1a.kaiten.v1.ArchivedRequestH\x00\x12*\n\x06record\x18\x03 \x01(\x0b\x32\x18.kaiten.v1.JournalRecordH\x00\x12$\n\x03gap\x18\x04 \x01(\x0b\x32\x15.kaiten.v1.ArchiveGapH\x00\x12\'\n\x05\x62lock\x18\x05 \x01(\x0b\x32\x16.kaiten.v1.FilledBlockH\x00\x42\x07\n\x05\x65ntry\"\x96\x02\n\rArchiveHeader\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0c\n\x04\x63\x65ll\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\x13\n\x0bjournal_seq\x18\x05 \x01(\x04\x12\x0f\n\x07segment\x18\x06 \x01(\r\x12.\n\nconfigured\x18\x07 \x01(\x0b\x32\x1a.kaiten.v1.ConfiguredInput\x12\x12\n\nhas_tokens\x18\x08 \x01(\x08\x12\x14\n\x0c\x62lock_tokens\x18\t \x01(\r\x12\x0f\n\x07unix_ns\x18\n \x01(\x04\x12\x11\n\tafter_seq\x18\x0b \x01(\x04\x12\r\n\x05store\x18\x0c \x01(\t\x12\x14\n\x0chas_outcomes\x18\r \x01(\x08\"\xb9\x01\n\x0f\x41rchivedRequest\x12\x10\n\x08\x65ntry_id\x18\x01 \x01(\t\x12\x13\n\x0bsequence_id\x18\x02 \x01(\x04\x12\'\n\x06submit\x18\x03 \x01(\x0b\x32\x17.kaiten.v1.SubmitRecord\x12)\n\x07\x63hoices\x18\x04 \x03(\x0b\x32\x18.kaiten.v1.ResumedChoice\x12\x15\n\rprompt_tokens\x18\x05 \x01(\r\x12\x14\n\x0c\x62lock_hashes\x18\x06 \x03(\x06\"G\n\rResumedChoice\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x13\n\x0bis_finished\x18\x02 \x01(\x08\x12\x0e\n\x06tokens\x18\x03 \x01(\r\"?\n\x0b\x46illedBlock\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\r\n\x05index\x18\x02 \x01(\r\x12\x0c\n\x04hash\x18\x03 \x01(\x06\"S\n\nArchiveGap\x12\x11\n\tfirst_seq\x18\x01 \x01(\x04\x12\x10\n\x08last_seq\x18\x02 \x01(\x04\x12\x10\n\x08requests\x18\x03 \x01(\r\x12\x0e\n\x06reason\x18\x04 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,13 +37,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ARCHIVEENTRY']._serialized_start=121
   _globals['_ARCHIVEENTRY']._serialized_end=358
   _globals['_ARCHIVEHEADER']._serialized_start=361
-  _globals['_ARCHIVEHEADER']._serialized_end=617
-  _globals['_ARCHIVEDREQUEST']._serialized_start=620
-  _globals['_ARCHIVEDREQUEST']._serialized_end=805
-  _globals['_RESUMEDCHOICE']._serialized_start=807
-  _globals['_RESUMEDCHOICE']._serialized_end=878
-  _globals['_FILLEDBLOCK']._serialized_start=880
-  _globals['_FILLEDBLOCK']._serialized_end=943
-  _globals['_ARCHIVEGAP']._serialized_start=945
-  _globals['_ARCHIVEGAP']._serialized_end=1028
+  _globals['_ARCHIVEHEADER']._serialized_end=639
+  _globals['_ARCHIVEDREQUEST']._serialized_start=642
+  _globals['_ARCHIVEDREQUEST']._serialized_end=827
+  _globals['_RESUMEDCHOICE']._serialized_start=829
+  _globals['_RESUMEDCHOICE']._serialized_end=900
+  _globals['_FILLEDBLOCK']._serialized_start=902
+  _globals['_FILLEDBLOCK']._serialized_end=965
+  _globals['_ARCHIVEGAP']._serialized_start=967
+  _globals['_ARCHIVEGAP']._serialized_end=1050
 # @@protoc_insertion_point(module_scope)

@@ -28,7 +28,7 @@ class ArchiveEntry(_message.Message):
     def __init__(self, header: _Optional[_Union[ArchiveHeader, _Mapping]] = ..., request: _Optional[_Union[ArchivedRequest, _Mapping]] = ..., record: _Optional[_Union[_ledger_pb2.JournalRecord, _Mapping]] = ..., gap: _Optional[_Union[ArchiveGap, _Mapping]] = ..., block: _Optional[_Union[FilledBlock, _Mapping]] = ...) -> None: ...
 
 class ArchiveHeader(_message.Message):
-    __slots__ = ("format", "version", "cell", "epoch", "journal_seq", "segment", "configured", "has_tokens", "block_tokens", "unix_ns", "after_seq", "store")
+    __slots__ = ("format", "version", "cell", "epoch", "journal_seq", "segment", "configured", "has_tokens", "block_tokens", "unix_ns", "after_seq", "store", "has_outcomes")
     FORMAT_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     CELL_FIELD_NUMBER: _ClassVar[int]
@@ -41,6 +41,7 @@ class ArchiveHeader(_message.Message):
     UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     AFTER_SEQ_FIELD_NUMBER: _ClassVar[int]
     STORE_FIELD_NUMBER: _ClassVar[int]
+    HAS_OUTCOMES_FIELD_NUMBER: _ClassVar[int]
     format: int
     version: str
     cell: str
@@ -53,7 +54,8 @@ class ArchiveHeader(_message.Message):
     unix_ns: int
     after_seq: int
     store: str
-    def __init__(self, format: _Optional[int] = ..., version: _Optional[str] = ..., cell: _Optional[str] = ..., epoch: _Optional[int] = ..., journal_seq: _Optional[int] = ..., segment: _Optional[int] = ..., configured: _Optional[_Union[_ledger_pb2.ConfiguredInput, _Mapping]] = ..., has_tokens: bool = ..., block_tokens: _Optional[int] = ..., unix_ns: _Optional[int] = ..., after_seq: _Optional[int] = ..., store: _Optional[str] = ...) -> None: ...
+    has_outcomes: bool
+    def __init__(self, format: _Optional[int] = ..., version: _Optional[str] = ..., cell: _Optional[str] = ..., epoch: _Optional[int] = ..., journal_seq: _Optional[int] = ..., segment: _Optional[int] = ..., configured: _Optional[_Union[_ledger_pb2.ConfiguredInput, _Mapping]] = ..., has_tokens: bool = ..., block_tokens: _Optional[int] = ..., unix_ns: _Optional[int] = ..., after_seq: _Optional[int] = ..., store: _Optional[str] = ..., has_outcomes: bool = ...) -> None: ...
 
 class ArchivedRequest(_message.Message):
     __slots__ = ("entry_id", "sequence_id", "submit", "choices", "prompt_tokens", "block_hashes")

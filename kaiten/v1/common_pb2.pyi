@@ -23,6 +23,35 @@ class Feature(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FEATURE_PROMPT_LOGPROBS: _ClassVar[Feature]
     FEATURE_LOGITS_PROCESSORS: _ClassVar[Feature]
     FEATURE_STRUCTURED_OUTPUTS: _ClassVar[Feature]
+
+class WhyPassedOver(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    WHY_PASSED_OVER_UNSPECIFIED: _ClassVar[WhyPassedOver]
+    WHY_PASSED_OVER_PLANS_IN_FLIGHT: _ClassVar[WhyPassedOver]
+    WHY_PASSED_OVER_NOTHING_CHANGED: _ClassVar[WhyPassedOver]
+    WHY_PASSED_OVER_DRAINING: _ClassVar[WhyPassedOver]
+    WHY_PASSED_OVER_LATE: _ClassVar[WhyPassedOver]
+    WHY_PASSED_OVER_NO_SLOT: _ClassVar[WhyPassedOver]
+    WHY_PASSED_OVER_NO_BUDGET: _ClassVar[WhyPassedOver]
+    WHY_PASSED_OVER_PREEMPTED: _ClassVar[WhyPassedOver]
+    WHY_PASSED_OVER_CADENCE: _ClassVar[WhyPassedOver]
+    WHY_PASSED_OVER_TOO_LARGE: _ClassVar[WhyPassedOver]
+    WHY_PASSED_OVER_SUSPECT: _ClassVar[WhyPassedOver]
+    WHY_PASSED_OVER_VERDICT: _ClassVar[WhyPassedOver]
+    WHY_PASSED_OVER_ANOTHER_WORKER: _ClassVar[WhyPassedOver]
+    WHY_PASSED_OVER_TENANT: _ClassVar[WhyPassedOver]
+    WHY_PASSED_OVER_LONG_PREFILL: _ClassVar[WhyPassedOver]
+    WHY_PASSED_OVER_BLOCKS: _ClassVar[WhyPassedOver]
+    WHY_PASSED_OVER_MARGIN: _ClassVar[WhyPassedOver]
+    WHY_PASSED_OVER_WORST_CASE: _ClassVar[WhyPassedOver]
+    WHY_PASSED_OVER_RESERVED: _ClassVar[WhyPassedOver]
+    WHY_PASSED_OVER_BATCH: _ClassVar[WhyPassedOver]
+    WHY_PASSED_OVER_END_IS_NEAR: _ClassVar[WhyPassedOver]
+    WHY_PASSED_OVER_PREFILL: _ClassVar[WhyPassedOver]
+    WHY_PASSED_OVER_BATCH_GAP: _ClassVar[WhyPassedOver]
+    WHY_PASSED_OVER_PLACE_NEEDED: _ClassVar[WhyPassedOver]
+    WHY_PASSED_OVER_STEPS_TOO_LONG: _ClassVar[WhyPassedOver]
+    WHY_PASSED_OVER_STORE_BEHIND: _ClassVar[WhyPassedOver]
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
@@ -34,6 +63,32 @@ FEATURE_LOGPROBS: Feature
 FEATURE_PROMPT_LOGPROBS: Feature
 FEATURE_LOGITS_PROCESSORS: Feature
 FEATURE_STRUCTURED_OUTPUTS: Feature
+WHY_PASSED_OVER_UNSPECIFIED: WhyPassedOver
+WHY_PASSED_OVER_PLANS_IN_FLIGHT: WhyPassedOver
+WHY_PASSED_OVER_NOTHING_CHANGED: WhyPassedOver
+WHY_PASSED_OVER_DRAINING: WhyPassedOver
+WHY_PASSED_OVER_LATE: WhyPassedOver
+WHY_PASSED_OVER_NO_SLOT: WhyPassedOver
+WHY_PASSED_OVER_NO_BUDGET: WhyPassedOver
+WHY_PASSED_OVER_PREEMPTED: WhyPassedOver
+WHY_PASSED_OVER_CADENCE: WhyPassedOver
+WHY_PASSED_OVER_TOO_LARGE: WhyPassedOver
+WHY_PASSED_OVER_SUSPECT: WhyPassedOver
+WHY_PASSED_OVER_VERDICT: WhyPassedOver
+WHY_PASSED_OVER_ANOTHER_WORKER: WhyPassedOver
+WHY_PASSED_OVER_TENANT: WhyPassedOver
+WHY_PASSED_OVER_LONG_PREFILL: WhyPassedOver
+WHY_PASSED_OVER_BLOCKS: WhyPassedOver
+WHY_PASSED_OVER_MARGIN: WhyPassedOver
+WHY_PASSED_OVER_WORST_CASE: WhyPassedOver
+WHY_PASSED_OVER_RESERVED: WhyPassedOver
+WHY_PASSED_OVER_BATCH: WhyPassedOver
+WHY_PASSED_OVER_END_IS_NEAR: WhyPassedOver
+WHY_PASSED_OVER_PREFILL: WhyPassedOver
+WHY_PASSED_OVER_BATCH_GAP: WhyPassedOver
+WHY_PASSED_OVER_PLACE_NEEDED: WhyPassedOver
+WHY_PASSED_OVER_STEPS_TOO_LONG: WhyPassedOver
+WHY_PASSED_OVER_STORE_BEHIND: WhyPassedOver
 
 class SamplingParams(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p", "seed", "max_tokens", "min_tokens", "ignore_eos", "stop_token_ids", "logprobs", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "allowed_token_ids", "bad_words", "prompt_logprobs", "structured_outputs")

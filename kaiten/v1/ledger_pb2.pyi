@@ -156,7 +156,7 @@ class StepRecord(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., plan_id: _Optional[int] = ..., step: _Optional[int] = ..., timings: _Optional[_Union[_worker_service_pb2.StepTimings, _Mapping]] = ...) -> None: ...
 
 class CoreInput(_message.Message):
-    __slots__ = ("now_ns", "submit", "cancel", "worker_joined", "worker_lost", "plan", "result", "expire", "worker_draining", "configured", "worker_late", "worker_changed", "handed_over", "store_behind")
+    __slots__ = ("now_ns", "submit", "cancel", "worker_joined", "worker_lost", "plan", "result", "expire", "worker_draining", "configured", "worker_late", "worker_changed", "handed_over", "store_behind", "throttled")
     NOW_NS_FIELD_NUMBER: _ClassVar[int]
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
@@ -171,6 +171,7 @@ class CoreInput(_message.Message):
     WORKER_CHANGED_FIELD_NUMBER: _ClassVar[int]
     HANDED_OVER_FIELD_NUMBER: _ClassVar[int]
     STORE_BEHIND_FIELD_NUMBER: _ClassVar[int]
+    THROTTLED_FIELD_NUMBER: _ClassVar[int]
     now_ns: int
     submit: SubmitInput
     cancel: CancelRecord
@@ -185,7 +186,16 @@ class CoreInput(_message.Message):
     worker_changed: WorkerChangedInput
     handed_over: CellHandover
     store_behind: StoreBehindInput
-    def __init__(self, now_ns: _Optional[int] = ..., submit: _Optional[_Union[SubmitInput, _Mapping]] = ..., cancel: _Optional[_Union[CancelRecord, _Mapping]] = ..., worker_joined: _Optional[_Union[WorkerJoinedInput, _Mapping]] = ..., worker_lost: _Optional[_Union[WorkerLostInput, _Mapping]] = ..., plan: _Optional[_Union[PlanInput, _Mapping]] = ..., result: _Optional[_Union[ResultInput, _Mapping]] = ..., expire: _Optional[_Union[ExpireInput, _Mapping]] = ..., worker_draining: _Optional[_Union[WorkerDrainingInput, _Mapping]] = ..., configured: _Optional[_Union[ConfiguredInput, _Mapping]] = ..., worker_late: _Optional[_Union[WorkerLateInput, _Mapping]] = ..., worker_changed: _Optional[_Union[WorkerChangedInput, _Mapping]] = ..., handed_over: _Optional[_Union[CellHandover, _Mapping]] = ..., store_behind: _Optional[_Union[StoreBehindInput, _Mapping]] = ...) -> None: ...
+    throttled: ThrottledChange
+    def __init__(self, now_ns: _Optional[int] = ..., submit: _Optional[_Union[SubmitInput, _Mapping]] = ..., cancel: _Optional[_Union[CancelRecord, _Mapping]] = ..., worker_joined: _Optional[_Union[WorkerJoinedInput, _Mapping]] = ..., worker_lost: _Optional[_Union[WorkerLostInput, _Mapping]] = ..., plan: _Optional[_Union[PlanInput, _Mapping]] = ..., result: _Optional[_Union[ResultInput, _Mapping]] = ..., expire: _Optional[_Union[ExpireInput, _Mapping]] = ..., worker_draining: _Optional[_Union[WorkerDrainingInput, _Mapping]] = ..., configured: _Optional[_Union[ConfiguredInput, _Mapping]] = ..., worker_late: _Optional[_Union[WorkerLateInput, _Mapping]] = ..., worker_changed: _Optional[_Union[WorkerChangedInput, _Mapping]] = ..., handed_over: _Optional[_Union[CellHandover, _Mapping]] = ..., store_behind: _Optional[_Union[StoreBehindInput, _Mapping]] = ..., throttled: _Optional[_Union[ThrottledChange, _Mapping]] = ...) -> None: ...
+
+class ThrottledChange(_message.Message):
+    __slots__ = ("begun", "over")
+    BEGUN_FIELD_NUMBER: _ClassVar[int]
+    OVER_FIELD_NUMBER: _ClassVar[int]
+    begun: _containers.RepeatedScalarFieldContainer[str]
+    over: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, begun: _Optional[_Iterable[str]] = ..., over: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ConfiguredInput(_message.Message):
     __slots__ = ("policy", "lease_steps_max", "plans_in_flight_max", "prefill_tokens_min", "preemptions_max", "deaths_max", "misfit_wait_ns", "tenant_tokens_max", "placement", "order", "victim", "admission", "mix", "cadence", "priority_worth_ns", "token_worth_ns", "wait_ns_max", "long_prefill_tokens", "long_prefills_max", "schedule_interval_steps", "waiting_served_permille", "waiting_steps_max", "tenant_weights", "itl_target_us", "batch_gap_us")
@@ -301,7 +311,7 @@ class WorkerChangedInput(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., worker: _Optional[_Union[_common_pb2.WorkerDescription, _Mapping]] = ...) -> None: ...
 
 class PlanInput(_message.Message):
-    __slots__ = ("worker_id", "plan_id", "lease_steps", "leave_slots", "admitted", "join_slots", "preempted", "chunk_tokens", "decode_rows", "blocks_free", "waiting", "digest")
+    __slots__ = ("worker_id", "plan_id", "lease_steps", "leave_slots", "admitted", "join_slots", "preempted", "chunk_tokens", "decode_rows", "blocks_free", "waiting", "digest", "join_computed_tokens", "join_skipped_blocks", "join_blocks", "chunk_slots", "chunk_slot_tokens", "preempted_whys", "passed_over", "passed_over_whys")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     PLAN_ID_FIELD_NUMBER: _ClassVar[int]
     LEASE_STEPS_FIELD_NUMBER: _ClassVar[int]
@@ -314,6 +324,14 @@ class PlanInput(_message.Message):
     BLOCKS_FREE_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
+    JOIN_COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    JOIN_SKIPPED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    JOIN_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_SLOT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTED_WHYS_FIELD_NUMBER: _ClassVar[int]
+    PASSED_OVER_FIELD_NUMBER: _ClassVar[int]
+    PASSED_OVER_WHYS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     plan_id: int
     lease_steps: int
@@ -326,7 +344,15 @@ class PlanInput(_message.Message):
     blocks_free: int
     waiting: int
     digest: int
-    def __init__(self, worker_id: _Optional[str] = ..., plan_id: _Optional[int] = ..., lease_steps: _Optional[int] = ..., leave_slots: _Optional[_Iterable[int]] = ..., admitted: _Optional[_Iterable[int]] = ..., join_slots: _Optional[_Iterable[int]] = ..., preempted: _Optional[_Iterable[int]] = ..., chunk_tokens: _Optional[int] = ..., decode_rows: _Optional[int] = ..., blocks_free: _Optional[int] = ..., waiting: _Optional[int] = ..., digest: _Optional[int] = ...) -> None: ...
+    join_computed_tokens: _containers.RepeatedScalarFieldContainer[int]
+    join_skipped_blocks: _containers.RepeatedScalarFieldContainer[int]
+    join_blocks: _containers.RepeatedScalarFieldContainer[int]
+    chunk_slots: _containers.RepeatedScalarFieldContainer[int]
+    chunk_slot_tokens: _containers.RepeatedScalarFieldContainer[int]
+    preempted_whys: _containers.RepeatedScalarFieldContainer[_common_pb2.WhyPassedOver]
+    passed_over: _containers.RepeatedScalarFieldContainer[int]
+    passed_over_whys: _containers.RepeatedScalarFieldContainer[_common_pb2.WhyPassedOver]
+    def __init__(self, worker_id: _Optional[str] = ..., plan_id: _Optional[int] = ..., lease_steps: _Optional[int] = ..., leave_slots: _Optional[_Iterable[int]] = ..., admitted: _Optional[_Iterable[int]] = ..., join_slots: _Optional[_Iterable[int]] = ..., preempted: _Optional[_Iterable[int]] = ..., chunk_tokens: _Optional[int] = ..., decode_rows: _Optional[int] = ..., blocks_free: _Optional[int] = ..., waiting: _Optional[int] = ..., digest: _Optional[int] = ..., join_computed_tokens: _Optional[_Iterable[int]] = ..., join_skipped_blocks: _Optional[_Iterable[int]] = ..., join_blocks: _Optional[_Iterable[int]] = ..., chunk_slots: _Optional[_Iterable[int]] = ..., chunk_slot_tokens: _Optional[_Iterable[int]] = ..., preempted_whys: _Optional[_Iterable[_Union[_common_pb2.WhyPassedOver, str]]] = ..., passed_over: _Optional[_Iterable[int]] = ..., passed_over_whys: _Optional[_Iterable[_Union[_common_pb2.WhyPassedOver, str]]] = ...) -> None: ...
 
 class ResultInput(_message.Message):
     __slots__ = ("step", "worker_id")

@@ -161,7 +161,7 @@ class SchedulerServiceServicer(object):
 
     def ReplayTimeline(self, request, context):
         """The same of a request that the leader does not know (any more), or whose beginning it does not: it has the archives of this
-        cell's schedulers, its own and those of who stand by, decided again, by a process that gives way to all others.
+        cell's schedulers, its own and those of who stand by, read by a process that gives way to all others.
         FAILED_PRECONDITION from who does not lead; NOT_FOUND: nobody keeps an archive; RESOURCE_EXHAUSTED: it does for others.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

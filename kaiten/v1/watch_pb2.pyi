@@ -17,67 +17,12 @@ class SequenceState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SEQUENCE_STATE_PREEMPTED: _ClassVar[SequenceState]
     SEQUENCE_STATE_RETIRING: _ClassVar[SequenceState]
     SEQUENCE_STATE_FORKING: _ClassVar[SequenceState]
-
-class WhyPassedOver(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    WHY_PASSED_OVER_UNSPECIFIED: _ClassVar[WhyPassedOver]
-    WHY_PASSED_OVER_PLANS_IN_FLIGHT: _ClassVar[WhyPassedOver]
-    WHY_PASSED_OVER_NOTHING_CHANGED: _ClassVar[WhyPassedOver]
-    WHY_PASSED_OVER_DRAINING: _ClassVar[WhyPassedOver]
-    WHY_PASSED_OVER_LATE: _ClassVar[WhyPassedOver]
-    WHY_PASSED_OVER_NO_SLOT: _ClassVar[WhyPassedOver]
-    WHY_PASSED_OVER_NO_BUDGET: _ClassVar[WhyPassedOver]
-    WHY_PASSED_OVER_PREEMPTED: _ClassVar[WhyPassedOver]
-    WHY_PASSED_OVER_CADENCE: _ClassVar[WhyPassedOver]
-    WHY_PASSED_OVER_TOO_LARGE: _ClassVar[WhyPassedOver]
-    WHY_PASSED_OVER_SUSPECT: _ClassVar[WhyPassedOver]
-    WHY_PASSED_OVER_VERDICT: _ClassVar[WhyPassedOver]
-    WHY_PASSED_OVER_ANOTHER_WORKER: _ClassVar[WhyPassedOver]
-    WHY_PASSED_OVER_TENANT: _ClassVar[WhyPassedOver]
-    WHY_PASSED_OVER_LONG_PREFILL: _ClassVar[WhyPassedOver]
-    WHY_PASSED_OVER_BLOCKS: _ClassVar[WhyPassedOver]
-    WHY_PASSED_OVER_MARGIN: _ClassVar[WhyPassedOver]
-    WHY_PASSED_OVER_WORST_CASE: _ClassVar[WhyPassedOver]
-    WHY_PASSED_OVER_RESERVED: _ClassVar[WhyPassedOver]
-    WHY_PASSED_OVER_BATCH: _ClassVar[WhyPassedOver]
-    WHY_PASSED_OVER_END_IS_NEAR: _ClassVar[WhyPassedOver]
-    WHY_PASSED_OVER_PREFILL: _ClassVar[WhyPassedOver]
-    WHY_PASSED_OVER_BATCH_GAP: _ClassVar[WhyPassedOver]
-    WHY_PASSED_OVER_PLACE_NEEDED: _ClassVar[WhyPassedOver]
-    WHY_PASSED_OVER_STEPS_TOO_LONG: _ClassVar[WhyPassedOver]
-    WHY_PASSED_OVER_STORE_BEHIND: _ClassVar[WhyPassedOver]
 SEQUENCE_STATE_UNSPECIFIED: SequenceState
 SEQUENCE_STATE_WAITING: SequenceState
 SEQUENCE_STATE_RUNNING: SequenceState
 SEQUENCE_STATE_PREEMPTED: SequenceState
 SEQUENCE_STATE_RETIRING: SequenceState
 SEQUENCE_STATE_FORKING: SequenceState
-WHY_PASSED_OVER_UNSPECIFIED: WhyPassedOver
-WHY_PASSED_OVER_PLANS_IN_FLIGHT: WhyPassedOver
-WHY_PASSED_OVER_NOTHING_CHANGED: WhyPassedOver
-WHY_PASSED_OVER_DRAINING: WhyPassedOver
-WHY_PASSED_OVER_LATE: WhyPassedOver
-WHY_PASSED_OVER_NO_SLOT: WhyPassedOver
-WHY_PASSED_OVER_NO_BUDGET: WhyPassedOver
-WHY_PASSED_OVER_PREEMPTED: WhyPassedOver
-WHY_PASSED_OVER_CADENCE: WhyPassedOver
-WHY_PASSED_OVER_TOO_LARGE: WhyPassedOver
-WHY_PASSED_OVER_SUSPECT: WhyPassedOver
-WHY_PASSED_OVER_VERDICT: WhyPassedOver
-WHY_PASSED_OVER_ANOTHER_WORKER: WhyPassedOver
-WHY_PASSED_OVER_TENANT: WhyPassedOver
-WHY_PASSED_OVER_LONG_PREFILL: WhyPassedOver
-WHY_PASSED_OVER_BLOCKS: WhyPassedOver
-WHY_PASSED_OVER_MARGIN: WhyPassedOver
-WHY_PASSED_OVER_WORST_CASE: WhyPassedOver
-WHY_PASSED_OVER_RESERVED: WhyPassedOver
-WHY_PASSED_OVER_BATCH: WhyPassedOver
-WHY_PASSED_OVER_END_IS_NEAR: WhyPassedOver
-WHY_PASSED_OVER_PREFILL: WhyPassedOver
-WHY_PASSED_OVER_BATCH_GAP: WhyPassedOver
-WHY_PASSED_OVER_PLACE_NEEDED: WhyPassedOver
-WHY_PASSED_OVER_STEPS_TOO_LONG: WhyPassedOver
-WHY_PASSED_OVER_STORE_BEHIND: WhyPassedOver
 
 class WatchRequest(_message.Message):
     __slots__ = ("interval_ms", "takes_rows")
@@ -197,7 +142,7 @@ class WatchedStep(_message.Message):
     preempted_sequence_ids: _containers.RepeatedScalarFieldContainer[int]
     blocks_free: int
     waiting: int
-    preempted_whys: _containers.RepeatedScalarFieldContainer[WhyPassedOver]
+    preempted_whys: _containers.RepeatedScalarFieldContainer[_common_pb2.WhyPassedOver]
     lease_steps: int
     budget_tokens: int
     num_cached_tokens: int
@@ -207,7 +152,7 @@ class WatchedStep(_message.Message):
     blocks_freed: int
     expected_us: int
     is_graph: bool
-    def __init__(self, plan_id: _Optional[int] = ..., step: _Optional[int] = ..., answered_ns: _Optional[int] = ..., step_us: _Optional[int] = ..., leave_slots: _Optional[_Iterable[int]] = ..., join_slots: _Optional[_Iterable[int]] = ..., join_sequence_ids: _Optional[_Iterable[int]] = ..., chunk_slots: _Optional[_Iterable[int]] = ..., chunk_tokens: _Optional[_Iterable[int]] = ..., tokenless_slots: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[int] = ..., finished_slots: _Optional[_Iterable[int]] = ..., preempted_sequence_ids: _Optional[_Iterable[int]] = ..., blocks_free: _Optional[int] = ..., waiting: _Optional[int] = ..., preempted_whys: _Optional[_Iterable[_Union[WhyPassedOver, str]]] = ..., lease_steps: _Optional[int] = ..., budget_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., blocks_allocated: _Optional[int] = ..., blocks_evicted: _Optional[int] = ..., blocks_shared: _Optional[int] = ..., blocks_freed: _Optional[int] = ..., expected_us: _Optional[int] = ..., is_graph: bool = ...) -> None: ...
+    def __init__(self, plan_id: _Optional[int] = ..., step: _Optional[int] = ..., answered_ns: _Optional[int] = ..., step_us: _Optional[int] = ..., leave_slots: _Optional[_Iterable[int]] = ..., join_slots: _Optional[_Iterable[int]] = ..., join_sequence_ids: _Optional[_Iterable[int]] = ..., chunk_slots: _Optional[_Iterable[int]] = ..., chunk_tokens: _Optional[_Iterable[int]] = ..., tokenless_slots: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[int] = ..., finished_slots: _Optional[_Iterable[int]] = ..., preempted_sequence_ids: _Optional[_Iterable[int]] = ..., blocks_free: _Optional[int] = ..., waiting: _Optional[int] = ..., preempted_whys: _Optional[_Iterable[_Union[_common_pb2.WhyPassedOver, str]]] = ..., lease_steps: _Optional[int] = ..., budget_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., blocks_allocated: _Optional[int] = ..., blocks_evicted: _Optional[int] = ..., blocks_shared: _Optional[int] = ..., blocks_freed: _Optional[int] = ..., expected_us: _Optional[int] = ..., is_graph: bool = ...) -> None: ...
 
 class WatchedQueue(_message.Message):
     __slots__ = ("sequence_ids", "length")
@@ -342,5 +287,5 @@ class PassedOver(_message.Message):
     WHY_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     stage: str
-    why: WhyPassedOver
-    def __init__(self, worker_id: _Optional[str] = ..., stage: _Optional[str] = ..., why: _Optional[_Union[WhyPassedOver, str]] = ...) -> None: ...
+    why: _common_pb2.WhyPassedOver
+    def __init__(self, worker_id: _Optional[str] = ..., stage: _Optional[str] = ..., why: _Optional[_Union[_common_pb2.WhyPassedOver, str]] = ...) -> None: ...

@@ -17,8 +17,9 @@ from gateway.openai.operation import LOOKS, Api, Operation, parameter
 from gateway.openai.operators.access import check_operator
 from gateway.openai.usage import Count
 from kaiten.v1 import watch_pb2
+from kaiten.v1.common_pb2 import WhyPassedOver
 from kaiten.v1.ledger_pb2 import ConfiguredInput
-from kaiten.v1.watch_pb2 import SequenceState, WatchRequest, WatchResponse, WhyPassedOver
+from kaiten.v1.watch_pb2 import SequenceState, WatchRequest, WatchResponse
 from service_kit.errors import InvalidRequest
 
 INTERVAL: Final = re.compile(r"[0-9]{1,5}", re.ASCII)

@@ -3,7 +3,8 @@
 from typing import Final
 
 from kaiten.client.live_core import LiveCore, LiveSequence
-from kaiten.v1.watch_pb2 import PassedOver, SequenceState, WatchedWorker, WhyPassedOver
+from kaiten.v1.common_pb2 import WhyPassedOver
+from kaiten.v1.watch_pb2 import PassedOver, SequenceState, WatchedWorker
 
 # As `scheduler_svc/core/outcome.py: Why` has them; the dashboard has the same.
 WORDS: Final = {

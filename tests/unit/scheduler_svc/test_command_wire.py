@@ -132,7 +132,7 @@ def test_a_submit_names_its_request_and_what_was_committed_of_it(
 def test_the_journal_is_told_the_decision_in_its_own_words(plan: Plan, digest: int) -> None:
     item = command_wire.input_to_proto(MakePlan(worker_id=plan.worker_id), 7)
     said = item.plan
-    command_wire.describe_plan(said, plan, digest)
+    command_wire.describe_plan(said, plan, (), digest)
     assert (said.worker_id, said.plan_id, said.digest) == (plan.worker_id, plan.plan_id, digest)
     assert said.lease_steps == plan.lease_steps
     assert tuple(said.leave_slots) == plan.leaves

@@ -9,18 +9,20 @@ from typing import Any
 import pytest
 
 from kaiten.client.live_core import LiveCore
-from kaiten.v1.watch_pb2 import (
-    SEQUENCE_STATE_FORKING,
-    SEQUENCE_STATE_RUNNING,
-    SEQUENCE_STATE_WAITING,
+from kaiten.v1.common_pb2 import (
     WHY_PASSED_OVER_BLOCKS,
     WHY_PASSED_OVER_NO_SLOT,
     WHY_PASSED_OVER_TENANT,
     WHY_PASSED_OVER_WORST_CASE,
+    WhyPassedOver,
+)
+from kaiten.v1.watch_pb2 import (
+    SEQUENCE_STATE_FORKING,
+    SEQUENCE_STATE_RUNNING,
+    SEQUENCE_STATE_WAITING,
     WatchedStep,
     WatchRequest,
     WatchResponse,
-    WhyPassedOver,
 )
 from scheduler_svc.core.commands import (
     Command,
@@ -34,8 +36,9 @@ from scheduler_svc.core.outcome import Outcome, StepTokens, Why
 from scheduler_svc.core.types import Request, StepResult, WorkerSpec
 from scheduler_svc.live_steps import STEPS_MAX
 from scheduler_svc.live_view import WAITING_SHOWN_MAX, Looks, Moment, View, look
-from scheduler_svc.live_view_wire import WHY_TO_PROTO, changes_to_proto
+from scheduler_svc.live_view_wire import changes_to_proto
 from scheduler_svc.watching import Watching, interval_of
+from scheduler_svc.wire import WHY_TO_PROTO
 from tests.support.cell import Cell, spec
 
 
@@ -89,7 +92,7 @@ class Looked(Cell):
 
 
 def test_every_reason_has_its_number_on_the_wire() -> None:
-    assert set(WHY_TO_PROTO.values()) == set(WhyPassedOver.keys()[1:])
+    assert set(WHY_TO_PROTO.values()) == set(WhyPassedOver.values()[1:])
     assert len(WHY_TO_PROTO) == len(Why)
 
 

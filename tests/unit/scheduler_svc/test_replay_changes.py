@@ -37,7 +37,7 @@ def journal(*commands: Command) -> JournalRecord:
         if (plan := outcome.plan) is not None:
             message = wire.plan_to_proto(plan, Leader(epoch=3), [SAMPLING], "trace")
             message.expected_step_us = 1234
-            describe_plan(inputs[-1].plan, plan, plan_digest(message))
+            describe_plan(inputs[-1].plan, plan, outcome.passed_over, plan_digest(message))
     return JournalRecord(seq=1, epoch=1, inputs=inputs)
 
 

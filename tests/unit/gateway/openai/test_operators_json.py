@@ -12,7 +12,7 @@ from gateway.http.json_reply import to_json
 from gateway.openai.operators.archive import Page, request_of
 from gateway.openai.operators.watch import LiveCore, told
 from kaiten.v1.archive_pb2 import ArchivedRequest, ArchiveEntry, ArchiveGap, ArchiveHeader
-from kaiten.v1.common_pb2 import LayerGroup, WorkerDescription
+from kaiten.v1.common_pb2 import LayerGroup, WhyPassedOver, WorkerDescription
 from kaiten.v1.ledger_pb2 import (
     ConfiguredInput,
     CoreInput,
@@ -41,7 +41,6 @@ from kaiten.v1.watch_pb2 import (
     WatchedTable,
     WatchedWorker,
     WatchResponse,
-    WhyPassedOver,
 )
 from kaiten.v1.worker_service_pb2 import RowFinished, StepResult, StepTimings
 from service_kit.errors import InvalidRequest

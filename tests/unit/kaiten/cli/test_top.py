@@ -24,7 +24,8 @@ from kaiten.cli.live.cell_view import (
 from kaiten.cli.live.reasons import WORDS
 from kaiten.client.errors import ApiError, UnavailableError
 from kaiten.client.live_core import LiveCore
-from kaiten.v1.watch_pb2 import PassedOver, WatchResponse, WhyPassedOver
+from kaiten.v1.common_pb2 import WhyPassedOver
+from kaiten.v1.watch_pb2 import PassedOver, WatchResponse
 from scheduler_svc.core.commands import Command, Configured, MakePlan
 from scheduler_svc.core.outcome import Outcome, Why
 from scheduler_svc.core.types import WorkerSpec

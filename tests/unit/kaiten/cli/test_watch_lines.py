@@ -4,6 +4,7 @@ import pytest
 
 from kaiten.cli.watch import lines_of
 from kaiten.client.live_core import LiveCore
+from kaiten.v1.common_pb2 import WhyPassedOver
 from kaiten.v1.ledger_pb2 import ConfiguredInput
 from kaiten.v1.watch_pb2 import (
     InFlightPlan,
@@ -19,7 +20,6 @@ from kaiten.v1.watch_pb2 import (
     WatchedTable,
     WatchedWorker,
     WatchResponse,
-    WhyPassedOver,
 )
 
 State, Why = SequenceState, WhyPassedOver
