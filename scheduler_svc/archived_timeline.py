@@ -1,7 +1,7 @@
-"""Where the time of a request went, as archives tell it: by a replay from their leadership on.
+"""Where the time of a request went, as archives tell it, from the beginning of their leadership on.
 
-A leadership is replayed from its beginning, whatever is asked of it: a core is what all commands
-have made of it.
+What its records say of every command's outcome is enough. Where an older scheduler wrote none, all
+of it is decided again, which takes six times as long.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,6 +10,7 @@ from kaiten.v1.archive_pb2 import ArchiveEntry, ArchiveHeader
 from kaiten.v1.scheduler_service_pb2 import ReplayTimelineResponse
 from ledger.archive.reader import EVERYTHING, Cursor, Wanted
 from scheduler_svc.core.types import SequenceId
+from scheduler_svc.recorded import Recorded
 from scheduler_svc.replay import Skipped, replay_archive
 from scheduler_svc.timeline import Timelines
 from scheduler_svc.timeline_intervals import mentioned, timelines_of
@@ -42,8 +43,8 @@ class Asked:
         """Up to the record that says that all of it has ended."""
         for entry in entries:
             yield entry
-            ends = entry.record.finished if entry.HasField("record") else ()
-            if any(end.HasField("done") and end.sequence_id in self.ids for end in ends):
+            ends = entry.record.finished
+            if any(end.sequence_id in self.ids and end.HasField("done") for end in ends):
                 return
 
 
@@ -66,7 +67,8 @@ def archived_timeline(read: Read, id: str, since_ns: int = 0) -> ReplayTimelineR
         return told
     timelines = Timelines()
     entries = asked.until_over(read(Wanted(after=Cursor(asked.epoch, 0))))
-    for found in replay_archive(entries, timelines=timelines):
+    recorded = Recorded(timelines)
+    for found in replay_archive(entries, timelines=timelines, recorded=recorded):
         if isinstance(found, Skipped):
             told.skipped.append(why_skipped(found))
     choices = timelines_of(timelines.snapshot(id))

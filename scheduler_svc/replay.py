@@ -30,6 +30,7 @@ from scheduler_svc.core.outcome import Event, Finished, Outcome, Plan
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.types import Request, ResultRejected, Rules, SequenceId
 from scheduler_svc.journal import plan_digest
+from scheduler_svc.recorded import Recorded
 from scheduler_svc.timeline import Timelines
 
 Token = tuple[SequenceId, int, int]
@@ -203,27 +204,34 @@ def replay_archive(
     policy: str | None = None,
     timelines: Timelines | None = None,
     told: Told | None = None,
+    *,
+    recorded: Recorded | None = None,
 ) -> Iterator[Compared | Skipped]:
     """Every decision that is there from the beginning of its leadership on.
 
     A core is what all commands since then have made of it, so behind a gap nothing can be compared
     until the next leadership begins; nor where it is decided otherwise now, by a later version or
     another policy: what a worker answered is no answer to what it would have been told.
+    `recorded`: has, in place of a core, the leaderships whose records say what came of everything.
     """
     replay = Replay(policy=policy, timelines=timelines, told=told)
-    epoch, seq, is_lost = 0, 0, False
+    epoch, seq, is_lost, reader = 0, 0, False, None
     for entry in entries:
         why = ""
         kind = entry.WhichOneof("entry")
         if kind == "header" and entry.header.epoch != epoch:
             epoch, seq, is_lost = entry.header.epoch, entry.header.journal_seq, False
-            why = _why_not(entry.header)
+            reader = recorded if entry.header.has_outcomes else None
+            why = _why_not(entry.header, needs_tokens=reader is None)
         elif is_lost:
             continue
         elif kind == "request":
-            replay.take_in(entry.request)
+            (reader or replay).take_in(entry.request)
         elif kind == "record" and entry.record.seq == seq + 1:
-            why = yield from _until_otherwise(replay, entry.record)
+            if reader is None:
+                why = yield from _until_otherwise(replay, entry.record)
+            else:
+                reader.feed(entry.record)
             seq += not why
         elif kind in ("record", "gap"):
             why = entry.gap.reason or "records are missing"
@@ -244,10 +252,10 @@ def _until_otherwise(replay: Replay, record: JournalRecord) -> Generator[Compare
     return ""
 
 
-def _why_not(header: ArchiveHeader) -> str:
+def _why_not(header: ArchiveHeader, *, needs_tokens: bool) -> str:
     if header.segment:
         return "its beginning is gone"
-    return "" if header.has_tokens else "it was written without tokens"
+    return "it was written without tokens" if needs_tokens and not header.has_tokens else ""
 
 
 def _compare_endings(record: JournalRecord, events: Iterable[Event]) -> Compared:

@@ -1,8 +1,8 @@
-"""A leader's side of ReplayTimeline: the archives are decided again by a process of its own.
+"""A leader's side of ReplayTimeline: the archives are read by a process of its own.
 
-That takes as long as a core takes to decide it all, up to minutes of a processor, which the leader
-has none of. So a child does it (`replay_child`), which gives way to everybody and is bounded in
-time and memory; it is killed with whoever asked.
+That takes up to a minute of a processor, which the leader has none of. So a child does it
+(`replay_child`), which gives way to everybody and is bounded in time and memory; it is killed with
+whoever asked.
 """
 
 import asyncio

@@ -87,8 +87,8 @@ class SchedulerSettings(SchedulingSettings, PartSettings):
         default=60,
         ge=0,
         le=600,
-        description="seconds in which an archive is decided again for who asks about a request of"
-        " long ago, beside all other work; 0: it never is",
+        description="seconds in which archives are read for who asks about a request of long ago,"
+        " beside all other work; 0: they never are",
     )
     drain_s: float = Field(default=10.0, gt=0, description="limit of a drain after SIGTERM")
     log_level: Literal["debug", "info", "warning", "error"] = "info"

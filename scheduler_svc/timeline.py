@@ -24,7 +24,7 @@ from scheduler_svc.core.commands import (
     WorkerLate,
     WorkerLost,
 )
-from scheduler_svc.core.outcome import Finished, Join, Outcome, PassedOver, Plan, RequestOver, Why
+from scheduler_svc.core.outcome import Finished, Join, Outcome, PassedOver, Plan, Why
 from scheduler_svc.core.requests import Tenant
 from scheduler_svc.core.types import Request, SequenceId, SlotIndex
 from scheduler_svc.timeline_windows import Window, Windows, windows_of
@@ -244,7 +244,15 @@ class Timelines:
             if isinstance(event, Finished):
                 self._finished(event, now_ns)
             else:
-                self._request_over(event)
+                self.request_over(event.id)
+
+    def request_over(self, id: str) -> None:
+        """Every choice of it has ended."""
+        tracks = self._of.pop(id, None)
+        if tracks is not None:
+            self._over[id] = tracks
+            if len(self._over) > OVER_MAX:
+                self._over.popitem(last=False)
 
     def committed(self, first_ns: int, last_ns: int, now_ns: int) -> None:
         """The store has acknowledged all that was decided from here to there. Who leads knows; a
@@ -458,7 +466,7 @@ class Timelines:
             steps = self._steps[worker_id] = deque(maxlen=STEPS_MAX)
             if len(self._steps) > WORKERS_MAX:
                 self._steps.popitem(last=False)
-        rows, told = len(step.slots), prompt or (0, None)
+        rows, told = len(step.sequence_ids), prompt or (0, None)
         steps.append(Step(now_ns, result.plan_id, rows, *told, result.step_us))
         if self._not_open.get(worker_id) is Why.LATE:
             del self._not_open[worker_id]
@@ -473,13 +481,6 @@ class Timelines:
             track.ended, track.end_ns = event.reason.value, now_ns
             self._uncommitted.append(track)
             self._prefills.get(track.transitions[-1].worker_id, {}).pop(event.sequence_id, None)
-
-    def _request_over(self, event: RequestOver) -> None:
-        tracks = self._of.pop(event.id, None)
-        if tracks is not None:
-            self._over[event.id] = tracks
-            if len(self._over) > OVER_MAX:
-                self._over.popitem(last=False)
 
 
 def _blocks_of(join: Join, block_size: int) -> tuple[int, int]:

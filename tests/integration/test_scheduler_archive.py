@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -22,7 +23,9 @@ from ledger.archive import Cursor, Wanted, entries, segments, verify
 from ledger.archive.remote import remote_entries
 from ledger.archive.segment import name_of
 from scheduler_svc import archive_replay
+from scheduler_svc.archived_timeline import archived_timeline
 from scheduler_svc.archiving import folder_of
+from scheduler_svc.recorded import Recorded
 from scheduler_svc.replay import Compared, Skipped, replay_archive
 from scheduler_svc.replaying import CHILD, replayed
 from scheduler_svc.settings import SchedulerSettings
@@ -153,6 +156,10 @@ async def test_leaders_of_several_minds_are_replayed_from_the_archive(
     assert len([one for one in compared if "plan" in one.what]) > 100
     ids = {entry.request.submit.id for entry in entries([archive]) if entry.HasField("request")}
     told = [each for id in ids for each in timelines_of(timelines.snapshot(id))]
+    # The records alone say the same.
+    read = Timelines()
+    assert not list(replay_archive(entries([archive]), timelines=read, recorded=Recorded(read)))
+    assert [each for id in ids for each in timelines_of(read.snapshot(id))] == told
     # Where their time went, under however many leaders. The end of some went with the one killed.
     assert {each.id for each in told} == ids
     for each in told:
@@ -272,6 +279,11 @@ async def test_an_archive_without_tokens_has_none(tmp_path: Path) -> None:
     (skipped,) = replay_archive(iter(found))
     assert isinstance(skipped, Skipped)
     assert "without tokens" in skipped.why
+    # Where its time went is told all the same.
+    told = archived_timeline(partial(entries, [archive]), request.submit.id)
+    (choice,) = told.choices
+    assert choice.ended == "length"
+    assert sum(each.num_steps for each in choice.intervals) == 39
 
 
 @pytest.mark.parametrize("is_cancelled", [False, True])

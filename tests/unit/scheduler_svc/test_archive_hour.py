@@ -2,25 +2,40 @@
 
 import random
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
+
+import pytest
 
 from kaiten.v1.archive_pb2 import ArchiveEntry, ArchiveHeader
 from kaiten.v1.common_pb2 import Leader as LeaderMessage
-from kaiten.v1.ledger_pb2 import FoldedTokens, JournalRecord, SequenceFinished, SubmitRecord
+from kaiten.v1.ledger_pb2 import (
+    FoldedTokens,
+    JournalRecord,
+    PlanInput,
+    SequenceFinished,
+    SubmitRecord,
+)
 from kaiten.v1.worker_service_pb2 import RowSampling
 from kaiten.v1.worker_service_pb2 import StepResult as StepMessage
 from ledger import Commit, InboxEntry, Recovered
 from ledger import Leader as Elected
 from ledger.archive import ArchiveBounds, ArchiveWriter, entries, segments
+from ledger.archive.reader import EVERYTHING, Wanted
 from scheduler_svc import wire
+from scheduler_svc.archived_timeline import archived_timeline
 from scheduler_svc.command_wire import configured_to_proto
 from scheduler_svc.core.commands import Command, MakePlan, StepDone, Submit, WorkerJoined
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.journal import Journal
+from scheduler_svc.recorded import Recorded
 from scheduler_svc.replay import Compared, Skipped, replay_archive
 from scheduler_svc.request_book import BookedRequest, RequestBook
 from scheduler_svc.settings import SchedulerSettings
+from scheduler_svc.timeline import Timelines
+from scheduler_svc.timeline_intervals import timelines_of
 from tests.fakes.model_worker import ModelWorker
 from tests.support.cell import spec
 
@@ -32,6 +47,11 @@ MINDS = (
     SchedulerSettings(mix="prefill_first"),
     SchedulerSettings(policy="priority", lease_steps_max=2),
     SchedulerSettings(policy="fcfs", order="shortest", plans_in_flight_max=1),
+)
+# What an older scheduler did not write of a plan.
+OUTCOMES = (
+    *("join_computed_tokens", "join_skipped_blocks", "join_blocks", "chunk_slots"),
+    *("chunk_slot_tokens", "preempted_whys", "passed_over", "passed_over_whys"),
 )
 BOUNDS = ArchiveBounds(bytes_max=64 << 20, age_s_max=3600.0)
 
@@ -106,6 +126,7 @@ class Leader:
             after_seq=world.seq,
             configured=configured_to_proto(settings.configured),
             has_tokens=True,
+            has_outcomes=True,
         )
         self.world = world
         self.archive = ArchiveWriter(world.folder, header, BOUNDS)
@@ -183,23 +204,36 @@ def compared(folder: Path, policy: str | None = None) -> Iterator[Compared]:
         yield one
 
 
-def test_a_recorded_hour_is_decided_again(tmp_path: Path) -> None:
-    world = lead_for_an_hour(tmp_path)
+class Hour(NamedTuple):
+    """What is left of it."""
+
+    folder: Path
+    world: World
+
+
+@pytest.fixture(scope="module")
+def hour(tmp_path_factory: pytest.TempPathFactory) -> Hour:
+    folder = tmp_path_factory.mktemp("archive")
+    return Hour(folder, lead_for_an_hour(folder))
+
+
+def test_a_recorded_hour_is_decided_again(hour: Hour) -> None:
+    world = hour.world
     assert world.resumed > 3
     assert world.preempted > 20
-    records = [one.record for one in entries([tmp_path]) if one.HasField("record")]
+    records = [one.record for one in entries([hour.folder]) if one.HasField("record")]
     assert [record.seq for record in records] == list(range(1, world.seq + 1))
     assert records[-1].unix_ns - records[0].unix_ns > 3000 * SECOND
-    decisions = list(compared(tmp_path))
+    decisions = list(compared(hour.folder))
     assert [one for one in decisions if not one.is_equal] == []
     assert sum("plan" in one.what for one in decisions) > 1000
-    assert not all(one.is_equal for one in compared(tmp_path, policy="static"))
-    assert [one.header.configured.policy for one in segments([tmp_path])] == [
+    assert not all(one.is_equal for one in compared(hour.folder, policy="static"))
+    assert [one.header.configured.policy for one in segments([hour.folder])] == [
         settings.policy for settings in MINDS
     ]
     # As by a version that plans something else, and one that plans nothing.
     for change in (otherwise, unplanned):
-        found = list(entries([tmp_path]))
+        found = list(entries([hour.folder]))
         seq = changed(found, change)
         told = list(replay_archive(found))
         (skipped,) = (one for one in told if isinstance(one, Skipped))
@@ -210,6 +244,54 @@ def test_a_recorded_hour_is_decided_again(tmp_path: Path) -> None:
         rest = told[at + 1 :]
         assert rest
         assert all(isinstance(one, Compared) and one.is_equal for one in rest)
+
+
+def test_what_is_recorded_is_told_as_what_is_decided_again(hour: Hour) -> None:
+    """Of every request, under however many leaders; also where it would be decided otherwise now,
+    and where there are no tokens.
+    """
+    found = list(entries([hour.folder]))
+    decided, read = Timelines(), Timelines()
+    assert all(isinstance(one, Compared) for one in replay_archive(found, timelines=decided))
+    changed(found, otherwise)
+    for entry in found:
+        if entry.HasField("header"):
+            entry.header.has_tokens = False
+        elif entry.HasField("request"):
+            entry.request.submit.ClearField("prompt_token_ids")
+    assert not list(replay_archive(found, timelines=read, recorded=Recorded(read)))
+    ids = {entry.request.submit.id for entry in found if entry.HasField("request")}
+    assert len(ids) > 200
+    assert hour.world.resumed
+    for id in sorted(ids)[::6]:
+        assert timelines_of(read.snapshot(id)) == timelines_of(decided.snapshot(id)) != ()
+
+
+def test_an_older_archive_is_decided_again(hour: Hour) -> None:
+    """The same is told of it."""
+
+    def older(wanted: Wanted) -> Iterator[ArchiveEntry]:
+        for entry in entries([hour.folder], wanted):
+            if entry.HasField("header"):
+                entry.header.has_outcomes = False
+            for item in entry.record.inputs:
+                for name in OUTCOMES if item.HasField("plan") else ():
+                    item.plan.ClearField(name)
+            yield entry
+
+    found = [entry.request.submit for entry in older(EVERYTHING) if entry.HasField("request")]
+    for submit in found[:: len(found) // 5]:
+        told = archived_timeline(partial(entries, [hour.folder]), submit.id)
+        assert len(told.choices) == submit.n
+        assert archived_timeline(older, submit.id) == told
+
+
+def test_a_reason_of_a_later_version_is_said() -> None:
+    record = JournalRecord(epoch=1, seq=1)
+    plan = PlanInput(worker_id="w", passed_over=[0], passed_over_whys=[77])  # type: ignore[list-item]
+    record.inputs.add(plan=plan)
+    with pytest.raises(ValueError, match="a reason this version does not know: 77"):
+        Recorded(Timelines()).feed(record)
 
 
 def otherwise(record: JournalRecord, at: int) -> None:

@@ -1,0 +1,163 @@
+"""What records say of outcomes is all that timelines want to know: at any moment of any life, with
+and without a core they tell the same.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from kaiten.v1.archive_pb2 import ArchivedRequest
+from kaiten.v1.common_pb2 import Leader as LeaderMessage
+from kaiten.v1.ledger_pb2 import FoldedTokens, JournalRecord, SubmitRecord
+from kaiten.v1.worker_service_pb2 import RowSampling
+from kaiten.v1.worker_service_pb2 import StepResult as StepMessage
+from ledger import InboxEntry, Leader
+from scheduler_svc import wire
+from scheduler_svc.core.commands import (
+    Command,
+    MakePlan,
+    StepDone,
+    StoreBehind,
+    Submit,
+    WorkerDraining,
+    WorkerLate,
+)
+from scheduler_svc.core.outcome import Outcome, Why
+from scheduler_svc.core.types import Request
+from scheduler_svc.journal import Journal
+from scheduler_svc.recorded import Recorded
+from scheduler_svc.request_book import BookedRequest, RequestBook
+from scheduler_svc.timeline import BEHIND, NO_WORKER, PREEMPTED, WORKER_LOST, Timelines
+from scheduler_svc.timeline_intervals import timelines_of
+from tests.sim.test_scheduler_sim import COMBINATIONS, World
+
+EPOCH = 7
+
+
+@dataclass
+class Journaled(World):
+    """Its timelines are told by the core, and by the records alone."""
+
+    told: Timelines = field(default_factory=Timelines)
+    read: Timelines = field(default_factory=Timelines)
+    compared: int = 0
+    whys: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.crash_percent = max(1, self.crash_percent)
+        self.book = RequestBook(self)
+        leader = Leader(epoch=EPOCH, nonce=1, journal_seq=0, after_seq=0)
+        self.journal = Journal(self.book, leader)
+        self.recorded = Recorded(self.read)
+        self.has_begun = self.is_behind = False
+        self.draining: set[str] = set()
+
+    def turn(self) -> None:
+        """Some workers are late or leave, and the store does not always keep up."""
+        rng, workers = self.rng, self.scheduler.workers
+        if rng.random() < (0.5 if self.is_behind else 0.03):
+            self.is_behind = not self.is_behind
+            self.apply(StoreBehind(is_behind=self.is_behind))
+        for worker_id, worker in workers.items():
+            if worker.flights and rng.random() < 0.03:
+                self.apply(WorkerLate(worker_id=worker_id))
+        if len(workers) > 1 and rng.random() < 0.01 and workers.keys() - self.draining:
+            leaving = min(workers.keys() - self.draining)
+            self.draining.add(leaving)
+            self.apply(WorkerDraining(worker_id=leaving))
+        super().turn()
+
+    def drain(self) -> None:
+        for worker_id in self.draining & self.workers.keys():
+            self.kill_worker(worker_id)
+        self.draining = set(self.scheduler.workers)
+        super().drain()
+
+    def apply(self, command: Command) -> Outcome:
+        if isinstance(command, Submit):
+            self.take_in(command.request)
+        outcome = super().apply(command)
+        if isinstance(command, MakePlan) and outcome.plan is None:
+            return outcome
+        if not self.has_begun:
+            self.has_begun = True
+            self.told.lead_anew(self.now_ns)
+        throttled = self.scheduler.waiting.throttled
+        self.told.take(command, outcome, self.now_ns, throttled)
+        message = self.message(command, outcome)
+        commit = self.journal.write(command, outcome, self.now_ns, message, throttled)
+        if commit is not None:
+            self.recorded.feed(JournalRecord.FromString(commit.data))
+            if self.rng.random() < 0.1 and self.requests:
+                self.compare(self.rng.choice(self.requests))
+        return outcome
+
+    def message(self, command: Command, outcome: Outcome) -> Any:
+        """To a worker, or from one."""
+        if (plan := outcome.plan) is not None:
+            samplings = [self.book.sampling(join.sequence_id) for join in plan.joins]
+            return wire.plan_to_proto(plan, LeaderMessage(), samplings)
+        if isinstance(command, StepDone):
+            return StepMessage(plan_id=command.result.plan_id, step=command.result.step)
+        return None
+
+    def take_in(self, request: Request) -> None:
+        record = SubmitRecord(
+            id=request.id,
+            tenant=request.tenant,
+            n=request.n,
+            prompt_token_ids=request.prompt,
+            sampling=RowSampling(max_tokens=request.max_tokens, logprobs=-1),
+        )
+        entry = InboxEntry(entry_id="0-0", sequence_id=request.sequence_id, record=record)
+        self.book.add(BookedRequest(entry=entry, record=record))
+
+    def request(
+        self, entry: InboxEntry, record: SubmitRecord, outputs: Sequence[FoldedTokens | None] = ()
+    ) -> None:
+        """As an archive is told of it."""
+        archived = ArchivedRequest(
+            entry_id=entry.entry_id, sequence_id=entry.sequence_id, submit=record
+        )
+        archived.submit.ClearField("prompt_token_ids")
+        self.recorded.take_in(archived)
+
+    def record(self, record: JournalRecord, data: bytes = b"") -> None:
+        """Read at once."""
+
+    def compare(self, request: Request) -> None:
+        told, read = (timelines_of(each.snapshot(request.id)) for each in (self.told, self.read))
+        assert read == told
+        self.compared += bool(told)
+        self.whys |= {interval.why for each in told for interval in each.intervals}
+
+
+def live(seed: int, **more: Any) -> Journaled:
+    world = Journaled(seed, **more)
+    world.run(turns=150, requests=30)
+    world.drain()
+    for request in world.requests:
+        world.compare(request)
+    assert world.compared >= len(world.requests) > 5
+    return world
+
+
+@pytest.mark.parametrize("windows", [(None,), (None, 12), (5, 30)], ids=str)
+def test_all_that_a_life_was_made_of_stands_in_its_records(
+    windows: tuple[int | None, ...],
+) -> None:
+    whys: set[str] = set()
+    for seed in range(8):
+        whys |= live(seed, windows=windows, slot_tokens_max=1 + seed % 3).whys
+    causes = (Why.NO_SLOT, Why.TENANT, Why.STORE_BEHIND, Why.LATE, Why.BLOCKS)
+    assert whys >= {each.value for each in causes} | {WORKER_LOST, NO_WORKER, BEHIND}
+    assert any(why.startswith(PREEMPTED) for why in whys)
+
+
+@pytest.mark.parametrize("index", range(0, len(COMBINATIONS), 3))
+def test_under_other_rules(index: int) -> None:
+    """Flex requests give way, too."""
+    live(1000 + index, knobs=COMBINATIONS[index])
