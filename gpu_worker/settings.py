@@ -98,9 +98,8 @@ class WorkerSettings(PartSettings):
         "auto",
         "on",
         "off",
-        "timed",
-        "avx512-bf16",
         "avx512-amx",
+        "avx512-bf16",
         "avx512",
         "avx2",
         "generic",
@@ -108,9 +107,8 @@ class WorkerSettings(PartSettings):
         "neon",
     ] = Field(
         default="auto",
-        description="the compiled CPU kernels; on: refuse to start without them; timed: the fastest"
-        " here, of those too that nobody has measured; or those for these instructions in place of"
-        " the best that the processor has",
+        description="the compiled CPU kernels; on: refuse to start without them; or those for these"
+        " instructions in place of the best that the processor has",
     )
     kernel_variants: tuple[str, ...] = Field(
         default=(),

@@ -16,7 +16,6 @@ from kernels import probe
 from kernels.cpp import build as binaries
 from kernels.cpp.library import Library
 
-TIMED: Final = "timed"
 # Relative: of bf16 one rounding of a result.
 _CHECKED: Final = ((torch.float32, 1e-5), (torch.bfloat16, 2**-7))
 _THE_BEST: Final = "the best that this processor has"
@@ -69,8 +68,7 @@ def build(cache_dir: Path | None = None, *, variant: str | None = None) -> bool:
 
     Processes that start together wait for one build. `variant` names one of those that the
     processor has (cpp/build.py), None: the best, or what is loaded. Where nobody has measured which
-    is the best, it is timed; `TIMED`: with those that are off. False, with `reason()`, when none
-    can be had.
+    is the best, it is timed. False, with `reason()`, when none can be had.
     """
     library = _state.library
     if library is not None and variant in (None, library.instructions()):
@@ -93,8 +91,8 @@ class _Found:
 
 
 def _found(name: str | None, cache_dir: Path | None) -> _Found:
-    if name in (None, TIMED):
-        return _best(binaries.rivals(with_off=name == TIMED), cache_dir)
+    if name is None:
+        return _best(binaries.rivals(), cache_dir)
     library, origin = _tried(binaries.variant_named(name), cache_dir)
     return _Found(library, origin, "asked for")
 

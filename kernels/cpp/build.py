@@ -51,8 +51,6 @@ class Variant:
     needs: frozenset[str]  # as Linux names them
     # Nobody has measured whether it is better than those after it.
     is_timed: bool = False
-    # Nor whether it is good at all: not taken unless asked for.
-    is_off: bool = False
 
 
 # What Linux says of x86-64-v3 and -v4 (psABI) beyond what every such processor has.
@@ -63,13 +61,12 @@ _BF16_FLAGS: Final = ("-march=x86-64-v4", "-mavx512bf16")
 _GENERIC: Final = Variant("generic", (), frozenset())
 # The best first.
 X86: Final = (
-    Variant("avx512-bf16", _BF16_FLAGS, _V4_BF16),
     Variant(
         "avx512-amx",
         (*_BF16_FLAGS, "-mamx-tile", "-mamx-bf16"),
         _V4_BF16 | {"amx_tile", "amx_bf16"},
-        is_off=True,
     ),
+    Variant("avx512-bf16", _BF16_FLAGS, _V4_BF16),
     Variant("avx512", ("-march=x86-64-v4",), _V4),
     Variant("avx2", ("-march=x86-64-v3",), _V3),
     _GENERIC,
@@ -96,12 +93,11 @@ def variants() -> tuple[Variant, ...]:
     return tuple(variant for variant in every() if variant.needs <= flags)
 
 
-def rivals(*, with_off: bool = False) -> tuple[Variant, ...]:
+def rivals() -> tuple[Variant, ...]:
     """The best one that this processor can run, and all that may be as good."""
-    found = [variant for variant in variants() if not variant.is_off]
+    found = variants()
     best = next((i for i, variant in enumerate(found, 1) if not variant.is_timed), len(found))
-    off = [variant for variant in variants() if variant.is_off and with_off]
-    return (*found[:best], *off)
+    return found[:best]
 
 
 def variant_named(name: str) -> Variant:

@@ -8,10 +8,7 @@
 // but the row. The matrix library sums otherwise for few rows, and reads at half the memory's rate there.
 #include <vector>
 
-#include "linear_tiles.h"
-#if KAITEN_AMX
-#include "simd/amx.h"
-#endif
+#include "linear_amx.h"
 
 namespace kaiten {
 namespace {
@@ -25,8 +22,13 @@ struct AsTheyAre {
 
   AsTheyAre(const char* panel, int64_t, int64_t) : begin(reinterpret_cast<const VF*>(panel)) {}
 
+  Ready alone() const { return {begin}; }
+
   template <class F>
-  void with_source(int64_t, const F& multiply) const { multiply(Ready{begin}); }
+  void with_kept(int64_t, const F& multiply) const { multiply(alone()); }
+
+  template <class F>
+  void with_source(int64_t, const F& multiply) const { multiply(alone()); }
 };
 
 template <class T>
@@ -49,57 +51,6 @@ Linear as_tiles_read(Linear a) {
   a.x = to;
   return a;
 }
-
-#if KAITEN_AMX
-constexpr int kTileInputs = kTileRowBytes / sizeof(bf16), kTileSteps = kTileInputs / 2, kTilesAcross = 3;
-constexpr int kStepBytes = kPanel * 2 * sizeof(bf16), kAcrossBytes = kStepBytes / kTilesAcross;
-static_assert(kAcrossBytes <= kTileRowBytes);
-
-// Of each weight the answer is one for all calls, as its sums are made otherwise than those of vectors.
-bool takes_tiles(const Linear& a) { return a.is_bf16 && a.in % kTileInputs == 0 && tiles_are_allowed(); }
-
-// Sums of up to kTileRows rows: [rows][kPanel]. Panels of pairs are what tiles take: a row of one is a step. An output's sum
-// is one of tiles in ascending k, and within a tile that of the first of each pair, of the second, and both.
-void sum_in_tiles(const bf16* x, int64_t in, const char* panel, int rows, float* sums) {
-  TileConfig config;
-  for (int c = 0; c < kTilesAcross; ++c) config.shape(c, rows, kAcrossBytes), config.shape(4 + c, kTileSteps, kAcrossBytes);
-  config.shape(3, rows, kTileRowBytes);
-  config.load();
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  for (int64_t k = 0; k < in; k += kTileInputs, panel += kTileSteps * kStepBytes) {
-    _tile_loadd(3, x + k, in * sizeof(bf16));
-    _tile_loadd(4, panel, kStepBytes);
-    _tile_dpbf16ps(0, 3, 4);
-    _tile_loadd(5, panel + kAcrossBytes, kStepBytes);
-    _tile_dpbf16ps(1, 3, 5);
-    _tile_loadd(6, panel + 2 * kAcrossBytes, kStepBytes);
-    _tile_dpbf16ps(2, 3, 6);
-  }
-  constexpr int kSumsBytes = kPanel * sizeof(float), kSumsAcross = kPanel / kTilesAcross;
-  _tile_stored(0, sums, kSumsBytes);
-  _tile_stored(1, sums + kSumsAcross, kSumsBytes);
-  _tile_stored(2, sums + 2 * kSumsAcross, kSumsBytes);
-  _tile_release();
-}
-
-void multiply_in_tiles(const Linear& a, int64_t panel) {
-  alignas(64) float sums[kTileRows * kPanel];
-  const char* packed = static_cast<const char*>(a.packed) + panel * (a.in / 2) * kStepBytes;
-  const Panel<bf16> p = panel_of<bf16>(a, panel);
-  for (int64_t first = 0; first < a.rows; first += kTileRows) {
-    const int rows = int(std::min<int64_t>(kTileRows, a.rows - first));
-    sum_in_tiles(static_cast<const bf16*>(a.x) + first * a.in, a.in, packed, rows, sums);
-    bf16* out = static_cast<bf16*>(a.y) + first * a.out + panel * kPanel;
-    for (int r = 0; r < rows; ++r, out += a.out) {
-      VF of_row[1][kColumns];
-      for (int c = 0; c < kColumns; ++c) of_row[0][c] = load(sums + r * kPanel + c * W);
-      p.width == kPanel ? write<bf16, 1, true>(p, of_row, out) : write<bf16, 1, false>(p, of_row, out);
-    }
-  }
-}
-#endif
 
 template <class T>
 void unpack_row(const Unpack& a, int64_t row) {
@@ -125,17 +76,11 @@ void unpack_rows(const Unpack& a) {
 }
 
 void linear(const Linear& given) {
+  if (given.rows == 0) return;
   const Linear a = as_tiles_read(given);
   if (a.scales) return linear_int8(a);
   if (a.is_int4) return linear_int4(a);
-#if KAITEN_AMX
-  if (takes_tiles(a))
-    return for_each_panel(a, [](const Linear& part, int64_t panel, int64_t, bool) { multiply_in_tiles(part, panel); });
-#endif
-  for_each_panel(a, [](const Linear& part, int64_t panel, int64_t next, bool is_new) {
-    part.is_bf16 ? multiply_panel<bf16, Plain>(part, panel, next, is_new)
-                 : multiply_panel<float, Plain>(part, panel, next, is_new);
-  });
+  for_each_panel(a, multiply<Plain>);
 }
 
 }  // namespace kaiten

@@ -4,7 +4,7 @@
 //
 // Of a step the next four inputs' codes (pairs', where pairs are multiplied) lie in one 16-bit lane, the outputs of a
 // panel side by side as in the other layouts: a load widens the lanes of a vector, and a shift gets each step's.
-#include "linear_tiles.h"
+#include "linear_amx.h"
 
 namespace kaiten {
 namespace {
@@ -114,9 +114,14 @@ struct Int4 {
     }
   }
 
+  BringingInt4<T> alone() const { return BringingInt4<T>(begin); }
+
   template <class F>
-  void with_source(int64_t, const F& multiply) const {
-    room ? multiply(Ready{room}) : multiply(BringingInt4<T>(begin));
+  void with_kept(int64_t, const F& multiply) const { multiply(Ready{room}); }
+
+  template <class F>
+  void with_source(int64_t tile, const F& multiply) const {
+    room ? with_kept(tile, multiply) : multiply(alone());
   }
 };
 
@@ -152,10 +157,7 @@ void pack_int4(const PackInt4& a) {
 }
 
 void linear_int4(const Linear& a) {
-  for_each_panel(a, [](const Linear& part, int64_t panel, int64_t next, bool is_new) {
-    part.is_bf16 ? multiply_panel<bf16, Int4>(part, panel, next, is_new)
-                 : multiply_panel<float, Int4>(part, panel, next, is_new);
-  });
+  for_each_panel(a, multiply<Int4>);
 }
 
 }  // namespace kaiten

@@ -1,7 +1,7 @@
 // A linear with int8 weights and a scale per output: the panels of linear.cpp with a byte for each weight. An int8 is
 // exact in bfloat16 and in float32, so a panel is brought to x's dtype and goes through the same tiles; the scale is
 // applied to the float32 sums. Memory is read half (a quarter) as much; the sums cost what they cost.
-#include "linear_tiles.h"
+#include "linear_amx.h"
 
 namespace kaiten {
 namespace {
@@ -32,14 +32,10 @@ void linear_int8(const Linear& a) {
   const int64_t panels = panels_of(a.out);
   if (a.rows == 1 && panels % 2 == 0) {
     return for_each_ahead(panels / 2, a.in * a.out > kSerialFlops, [&](int64_t i, int64_t next, bool) {
-      const int64_t following = next < 0 ? -1 : 2 * next;
-      a.is_bf16 ? multiply_two<bf16, Codes>(a, 2 * i, following) : multiply_two<float, Codes>(a, 2 * i, following);
+      multiply_two<Codes>(a, 2 * i, next < 0 ? -1 : 2 * next);
     });
   }
-  for_each_panel(a, [](const Linear& part, int64_t panel, int64_t next, bool is_new) {
-    part.is_bf16 ? multiply_panel<bf16, Codes>(part, panel, next, is_new)
-                 : multiply_panel<float, Codes>(part, panel, next, is_new);
-  });
+  for_each_panel(a, multiply<Codes>);
 }
 
 }  // namespace kaiten

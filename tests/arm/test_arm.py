@@ -65,14 +65,28 @@ def test_kernels_compute_what_they_say_and_exactly(variant: build.Variant, tmp_p
     held([QEMU, "-L", SYSROOT, "-cpu", PROCESSORS[variant.name], program], variant.name)
 
 
+LINEARS: Final = ("linear", "linear_int8", "linear_int4", "parallel")
+
+
+def amx_test(folder: Path, compiler: str, *flags: str) -> str:
+    sources = [str(HERE / "amx_test.cpp"), *(str(build.SOURCES / f"{name}.cpp") for name in LINEARS)]
+    return compiled(
+        folder, compiler, "-ffp-contract=off", "-fno-math-errno", "-Wno-psabi", *flags, *sources
+    )
+
+
 @pytest.mark.skipif(bool(missing()), reason=f"no {missing()} here")
-def test_a_linear_in_tiles_is_what_it_says(tmp_path: Path) -> None:
+def test_linears_in_tiles_are_what_they_say(tmp_path: Path) -> None:
     neon = next(variant for variant in build.ARM if variant.name == "neon-bf16")
     played = f'-DKAITEN_AMX_PLAYED_BY="{HERE / "played_amx.h"}"'
-    sources = str(HERE / "amx_test.cpp"), str(build.SOURCES / "parallel.cpp")
-    flags = "-ffp-contract=off", "-fno-math-errno", "-Wno-psabi", *neon.flags
-    program = compiled(tmp_path, CXX, *flags, played, *sources)
+    program = amx_test(tmp_path, CXX, *neon.flags, played)
     held([QEMU, "-L", SYSROOT, "-cpu", "max", program], "amx")
+
+
+@pytest.mark.skipif("avx512-amx" not in {each.name for each in build.variants()}, reason="no AMX")
+def test_so_they_are_on_a_processor_that_has_them(tmp_path: Path) -> None:
+    program = amx_test(tmp_path, build.find_compiler(), *build.variant_named("avx512-amx").flags)
+    held([program], "amx")
 
 
 def test_so_do_those_of_this_machine(tmp_path: Path) -> None:

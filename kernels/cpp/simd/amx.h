@@ -32,6 +32,20 @@ struct alignas(64) TileConfig {
 };
 static_assert(sizeof(TileConfig) == 64);
 
+// Numbers too small to be normal count as zero while it is there, as they do in tiles.
+class FlushesToZero {
+#ifndef KAITEN_AMX_PLAYED_BY
+ public:
+  FlushesToZero() { _mm_setcsr(before_ | _MM_FLUSH_ZERO_ON | kDenormalsAreZero); }
+  ~FlushesToZero() { _mm_setcsr(before_); }
+  FlushesToZero(const FlushesToZero&) = delete;
+
+ private:
+  static constexpr unsigned kDenormalsAreZero = 0x40;
+  const unsigned before_ = _mm_getcsr();
+#endif
+};
+
 // Linux gives the room for tiles only to who asks; once for the process.
 inline bool tiles_are_allowed() {
 #ifdef KAITEN_AMX_PLAYED_BY

@@ -191,6 +191,7 @@ def test_a_kept_one_that_does_not_load_is_made_anew(
 def test_the_best_that_the_processor_has_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     needs = {variant.name: variant.needs for variant in binaries.X86}
     said: dict[str, set[str]] = {
+        "avx512-amx": {*needs["avx512-amx"], "amx_int8"},
         "avx512-bf16": {*needs["avx512-bf16"], "sse2"},
         "avx512": {*needs["avx512"], "avx512_vnni"},
         # Alder Lake has bf16 of AVX, but nothing of AVX-512.
@@ -203,19 +204,6 @@ def test_the_best_that_the_processor_has_is_taken(monkeypatch: pytest.MonkeyPatc
         assert binaries.variants.__wrapped__()[0].name == name
     monkeypatch.setattr(platform, "machine", lambda: "riscv64")
     assert [variant.name for variant in binaries.variants.__wrapped__()] == ["generic"]
-
-
-def test_what_is_off_is_tried_only_if_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    needs = {variant.name: variant.needs for variant in binaries.X86}
-    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
-    monkeypatch.setattr(binaries, "variants", binaries.variants.__wrapped__)
-    monkeypatch.setattr(binaries, "_cpu_flags", lambda: needs["avx512-amx"])
-    assert [variant.name for variant in binaries.rivals()] == ["avx512-bf16"]
-    asked = [variant.name for variant in binaries.rivals(with_off=True)]
-    assert asked == ["avx512-bf16", "avx512-amx"]
-    assert binaries.variant_named("avx512-amx").name == "avx512-amx"
-    monkeypatch.setattr(binaries, "_cpu_flags", lambda: needs["avx512-bf16"])
-    assert [variant.name for variant in binaries.rivals(with_off=True)] == ["avx512-bf16"]
 
 
 def test_those_of_arm_are_rivals(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,16 +230,13 @@ def test_a_rival_must_be_clearly_faster(times_s: dict[str, float], name: str) ->
     assert probe.chosen(times_s) == name
 
 
-@pytest.mark.parametrize("asked", [None, native.TIMED])
 @pytest.mark.parametrize("faster", ["first", "second"])
 def test_of_rivals_the_faster_is_loaded(
-    prebuilt: Path, faster: str, asked: str | None, monkeypatch: pytest.MonkeyPatch
+    prebuilt: Path, faster: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second is one that is off."""
     best = binaries.variants()[0]
     names = ("broken", "first", "second")
     rivals = [replace(best, name=name, is_timed=True) for name in names]
-    rivals[2] = replace(rivals[2], is_off=asked is not None)
     monkeypatch.setattr(binaries, "variants", lambda: tuple(rivals))
     for rival in rivals:
         shutil.copy(prebuilt, binaries.prebuilt(rival))
@@ -261,7 +246,7 @@ def test_of_rivals_the_faster_is_loaded(
         return 0.25 if library.path.name.startswith(faster) else 1.0
 
     monkeypatch.setattr(probe, "linear_s", forced)
-    assert native.build(variant=asked)
+    assert native.build()
     assert native.compiled().path.name.startswith(faster)
     monkeypatch.undo()
     said = native.explanation()

@@ -27,7 +27,7 @@ def layer_of(
 def kept(weight: torch.Tensor, kind: WeightDtype, path: str) -> torch.Tensor:
     """What the layer multiplies with."""
     exact = Int4Weight.of(weight, is_symmetric=kind == "int4").rows(slice(None))
-    pairs = path == "native" and native.compiled().instructions() == "avx512-bf16"
+    pairs = path == "native" and native.compiled().instructions().endswith(("-bf16", "-amx"))
     return exact.to(weight.dtype).float() if pairs else exact
 
 
