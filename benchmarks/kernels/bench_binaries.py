@@ -3,7 +3,7 @@
 python -m benchmarks.kernels.bench_binaries before=OLD.so after=NEW.so [--threads 2] [--save]
 
 A product takes at least max(weight bytes / read rate, operations / matrix rate); the matrix rate is
-the best that torch or these kernels reach in float32, for a processor without products of bf16.
+the best that torch or the kernels of this tree reach in x's dtype or in float32.
 A binary lies in ~/.cache/kaiten/native after a first start, or where `make wheel` puts it.
 """
 
@@ -88,8 +88,9 @@ def main() -> None:
     native.build()
     names = dict(side.split("=", 1) for side in asked.sides)
     libraries = {name: Library(Path(file)) for name, file in names.items()}
-    read, flops = read_bytes_per_s(), matmul_flops_per_s(torch.float32)
+    read = read_bytes_per_s()
     for kind, dtype in KINDS.items():
+        flops = matmul_flops_per_s(dtype)
         sides = {name: layers_of(library, kind) for name, library in libraries.items()}
         size = 1 if kind == "int8" else dtype.itemsize
         for rows in ROWS:

@@ -25,9 +25,9 @@ constexpr int kPanel = kColumns * W;
 constexpr int kStride = 4;             // steps between two rounds of fetching ahead
 constexpr int kNear = 8, kFar = 64;    // steps fetched ahead where a tile waits for memory, and where it must not
 constexpr int kLine = 64;
-// Parts of the next panel that are fetched side by side. A Xeon with AMX has 16 lines under way, and its prefetcher 20 more
-// of each page that is read in order: one page at a time leaves memory half idle (52M weights, two threads, Sapphire
-// Rapids, 2026-11-27: 64 rows of bf16 6.6 ms, six at once 5.5; 16 of fp32 11.1 and 8.8).
+// Places of the next panel that are fetched side by side, beside several passes. A Xeon with AMX has 16 lines under way, and
+// its prefetcher 20 more of each page that is read in order: one page at a time leaves memory half idle (52M weights, two
+// threads, Sapphire Rapids, 2026-11-27: 64 rows of bf16 6.6 ms, and 5.3 from four; 16 of fp32 11.5 and 10.3).
 constexpr int kFetchedAtOnce = KAITEN_AMX ? 4 : 1;
 constexpr int64_t kSerialFlops = 1 << 17;
 constexpr int64_t kPartRows = 128;     // 0.2 ms against the widest panel of a small model
@@ -66,22 +66,25 @@ inline void add_step(const VF (&w)[kColumns], const bf16* x, int64_t x_stride, V
 struct Fetch {
   const char *at, *end, *next, *next_end;
   int lines;
-  int64_t part = 0;  // bytes between two that are fetched at once
+  bool is_spread = false;  // the next one in kFetchedAtOnce places
+  int64_t part = 0;        // bytes between these
 
   inline void turn() {
-    if (part) return turn_side_by_side();
+    if constexpr (kFetchedAtOnce > 1)
+      if (part) return turn_spread();
     for (int i = 0; i < lines; ++i, at += kLine) {
       if (at >= end) {
         if (!next) return;
         at = next, end = next_end, next = nullptr;
-        if constexpr (kFetchedAtOnce > 1) return turn_side_by_side();
+        if constexpr (kFetchedAtOnce > 1)
+          if (is_spread) return turn_spread();
       }
       __builtin_prefetch(at, 0, 2);
     }
   }
 
  private:
-  inline void turn_side_by_side() {
+  inline void turn_spread() {
     if (!part) {
       part = ((end - at) / kFetchedAtOnce + kLine - 1) / kLine * kLine;
       end = at + part;
@@ -295,6 +298,7 @@ class PassFetch : public Fetch {
       : PassFetch(static_cast<const char*>(a.packed), panel, next, is_new || passes == 1, bytes, lines, ahead) {
     const int64_t sharing = passes - (is_new && passes > 1);
     shared_ = int((lines + sharing - 1) / sharing);
+    is_spread = passes > 1;
   }
 
   void begin(int64_t pass) {
