@@ -69,7 +69,10 @@ LINEARS: Final = ("linear", "linear_int8", "linear_int4", "parallel")
 
 
 def amx_test(folder: Path, compiler: str, *flags: str) -> str:
-    sources = [str(HERE / "amx_test.cpp"), *(str(build.SOURCES / f"{name}.cpp") for name in LINEARS)]
+    sources = [
+        str(HERE / "amx_test.cpp"),
+        *(str(build.SOURCES / f"{name}.cpp") for name in LINEARS),
+    ]
     return compiled(
         folder, compiler, "-ffp-contract=off", "-fno-math-errno", "-Wno-psabi", *flags, *sources
     )

@@ -226,9 +226,7 @@ def test_a_start_says_what_its_kernels_promise(monkeypatch: pytest.MonkeyPatch) 
 
 def test_every_variant_can_be_asked_for() -> None:
     names = {variant.name for variant in (*binaries.X86, *binaries.ARM)}
-    assert {"auto", "on", "off", *names} == set(
-        get_args(WorkerSettings.__annotations__["native"])
-    )
+    assert {"auto", "on", "off", *names} == set(get_args(WorkerSettings.__annotations__["native"]))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton is for Linux")
