@@ -5,7 +5,7 @@ shapes   x       [rows, in_features]           float32 | bfloat16, contiguous
          scales  [out_features]                float32; weight = codes * scales
          bias    [out_features] or None        dtype of x
 returns  [rows, out_features], dtype of x; the sums are float32 and scaled before they are rounded
-paths    native   cpp/linear_int8.cpp, where `linear` has its native path
+paths    native   cpp/linear/linear_int8.cpp, where `linear` has its native path
          torch    in float32, some outputs at a time
 cost     reads out * in bytes once per call (memory bound to ~8 rows), 2 * rows * out * in flops
 

@@ -4,7 +4,7 @@ shapes   x       [rows, in_features]             float32 | bfloat16, contiguous
          weight  [out_features, in_features]     same dtype
          bias    [out_features] or None          same dtype
 returns  [rows, out_features], same dtype, accumulated in float32
-paths    native   cpp/linear.cpp, where AVX2 with FMA, more, or NEON is compiled in; bfloat16 in
+paths    native   cpp/linear/linear.cpp, where AVX2 with FMA, more, or NEON is compiled in; bfloat16 in
                   products of pairs where the processor has them, else widened on the way
          packed   oneDNN's own layout, through torch's private operators
          torch    F.linear

@@ -3,7 +3,7 @@
 // emulated. There a panel is 24 outputs wide and a tile 8; with AVX-512 it is 48 and 16.
 #include "checking.h"
 
-#include "linear_amx.h"
+#include "linear/amx.h"
 
 namespace {
 

@@ -65,7 +65,7 @@ def test_kernels_compute_what_they_say_and_exactly(variant: build.Variant, tmp_p
     held([QEMU, "-L", SYSROOT, "-cpu", PROCESSORS[variant.name], program], variant.name)
 
 
-LINEARS: Final = ("linear", "linear_int8", "linear_int4", "parallel")
+LINEARS: Final = ("linear/linear", "linear/linear_int8", "linear/linear_int4", "parallel")
 
 
 def amx_test(folder: Path, compiler: str, *flags: str) -> str:

@@ -1,7 +1,7 @@
 // A linear with int8 weights and a scale per output: the panels of linear.cpp with a byte for each weight. An int8 is
 // exact in bfloat16 and in float32, so a panel is brought to x's dtype and goes through the same tiles; the scale is
 // applied to the float32 sums. Memory is read half (a quarter) as much; the sums cost what they cost.
-#include "linear_amx.h"
+#include "amx.h"
 
 namespace kaiten {
 namespace {

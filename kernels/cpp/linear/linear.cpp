@@ -8,7 +8,7 @@
 // but the row. The matrix library sums otherwise for few rows, and reads at half the memory's rate there.
 #include <vector>
 
-#include "linear_amx.h"
+#include "amx.h"
 
 namespace kaiten {
 namespace {

@@ -1,12 +1,12 @@
-// Panels of bfloat16 by products of whole tiles (AMX) where the processor has them, else by the tiles of linear_tiles.h.
+// Panels of bfloat16 by products of whole tiles (AMX) where the processor has them, else by the tiles of tiles.h.
 //
 // An output's sum is one of tiles in ascending k, and within a tile that of the first of each pair, of the second, and both:
 // otherwise than those of vectors, so of each weight the answer is one for all calls.
 #pragma once
 
-#include "linear_tiles.h"
+#include "tiles.h"
 #if KAITEN_AMX
-#include "simd/amx.h"
+#include "../simd/amx.h"
 #endif
 
 namespace kaiten {
@@ -248,7 +248,7 @@ void multiply(const Linear& a, int64_t panel, int64_t next, bool is_new) {
   multiply_panel<bf16, Kept>(a, panel, next, is_new);
 }
 
-// As multiply_two of linear_tiles.h.
+// As multiply_two of tiles.h.
 template <template <class> class Kept>
 void multiply_two(const Linear& a, int64_t panel, int64_t next) {
   if (!a.is_bf16) return multiply_two<float, Kept>(a, panel, next);

@@ -11,9 +11,9 @@
 #include <memory>
 #include <new>
 
-#include "kernels.h"
-#include "parallel.h"
-#include "simd.h"
+#include "../kernels.h"
+#include "../parallel.h"
+#include "../simd.h"
 
 namespace kaiten {
 

@@ -4,7 +4,7 @@
 //
 // Of a step the next four inputs' codes (pairs', where pairs are multiplied) lie in one 16-bit lane, the outputs of a
 // panel side by side as in the other layouts: a load widens the lanes of a vector, and a shift gets each step's.
-#include "linear_amx.h"
+#include "amx.h"
 
 namespace kaiten {
 namespace {
