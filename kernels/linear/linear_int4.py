@@ -8,8 +8,8 @@ shapes   x       [rows, in_features]             float32 | bfloat16, contiguous
 returns  [rows, out_features], dtype of x, accumulated in float32
 kinds    symmetric: zeros of 8, the number farthest from 0 has code 0 (llama.cpp's Q4_0)
          asymmetric: the least and the greatest number, or 0 if it lies beyond, have 0 and 15 (AWQ)
-paths    native   cpp/linear/linear_int4.cpp, where `linear` has its native path; where pairs of bfloat16
-                  are multiplied the weights are rounded to bfloat16, else they are exact
+paths    native   cpp/linear/linear_int4.cpp, where `linear` has its native path; where pairs of
+                  bfloat16 are multiplied the weights are rounded to bfloat16, else they are exact
          torch    in float32, some outputs at a time
 cost     reads out * in * 0.583 bytes once per call, 2 * rows * out * in flops
 

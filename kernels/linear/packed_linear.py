@@ -4,8 +4,8 @@ shapes   x       [rows, in_features]             float32 | bfloat16, contiguous
          weight  [out_features, in_features]     same dtype
          bias    [out_features] or None          same dtype
 returns  [rows, out_features], same dtype, accumulated in float32
-paths    native   cpp/linear/linear.cpp, where AVX2 with FMA, more, or NEON is compiled in; bfloat16 in
-                  products of pairs where the processor has them, else widened on the way
+paths    native   cpp/linear/linear.cpp, where AVX2 with FMA, more, or NEON is compiled in; bfloat16
+                  in products of tiles or pairs where the processor has them, else widened
          packed   oneDNN's own layout, through torch's private operators
          torch    F.linear
          an int8 weight: linear_int8.py; int4: linear_int4.py
