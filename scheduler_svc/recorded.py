@@ -1,13 +1,12 @@
 """What came of every command, as the records of an archive say it: for timelines, which need no
 core then.
 
-A core takes as long to decide something again as it took at first; to read what it decided takes a
-tenth of that. So a leader is taken at its word here, where `replay` finds out whether the same
+A core takes as long to decide something again as it took at first; to read what it decided takes an
+eighth of that. So a leader is taken at its word here, where `replay` finds out whether the same
 would be decided again. Of commands and outcomes there is only what `Timelines` looks at. Pure.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from kaiten.v1.archive_pb2 import ArchivedRequest
@@ -16,26 +15,22 @@ from kaiten.v1.ledger_pb2 import (
     CoreInput,
     JournalRecord,
     PlanInput,
-    ResultInput,
     SequenceFinished,
     SubmitInput,
-    ThrottledChange,
 )
 from scheduler_svc import wire
 from scheduler_svc.command_wire import command_from_proto
-from scheduler_svc.core.commands import Command, MakePlan, StepDone
+from scheduler_svc.core.commands import MakePlan
 from scheduler_svc.core.outcome import (
     Finished,
     Join,
     Outcome,
     PassedOver,
     Plan,
-    StepTokens,
     Why,
 )
-from scheduler_svc.core.requests import Tenant
-from scheduler_svc.core.types import Reason, Request, SequenceId, StepResult
-from scheduler_svc.timeline import QUEUE_STAGES, Timelines
+from scheduler_svc.core.types import Reason, Request, SequenceId
+from scheduler_svc.timeline import QUEUE_STAGES, Step, Timelines
 
 
 class _Taken(NamedTuple):
@@ -55,7 +50,7 @@ class Recorded:
         self._timelines = timelines
         # By the sequence ids of every choice.
         self._taken: dict[SequenceId, _Taken] = {}
-        self._throttled: dict[str, Tenant] = {}
+        self._throttled: frozenset[str] = frozenset()
         self._epoch = 0
 
     def take_in(self, request: ArchivedRequest) -> None:
@@ -70,32 +65,35 @@ class Recorded:
         inputs = record.inputs
         if record.epoch != self._epoch:
             self._epoch = record.epoch
-            self._throttled.clear()
+            self._throttled = frozenset()
             if inputs:
                 self._timelines.lead_anew(inputs[0].now_ns)
         # What a record brings came of its last input: with the first that brings anything it is
         # written.
         last = len(inputs) - 1
         for index, item in enumerate(inputs):
-            is_last = index == last
-            command, outcome = self._read(item, record.sequence_ids if is_last else ())
-            if is_last and record.finished:
-                outcome = replace(outcome, events=tuple(map(_finished, record.finished)))
-            if item.HasField("throttled"):
-                self._note_throttled(item.throttled)
-            self._timelines.take(command, outcome, item.now_ns, self._throttled.values())
+            self._take(item, record.sequence_ids if index == last else ())
         for ending in record.finished:
+            self._timelines.finished(_finished(ending), inputs[last].now_ns)
             if ending.HasField("done"):
                 self._end(ending.sequence_id)
 
-    def _read(self, item: CoreInput, sequence_ids: Sequence[SequenceId]) -> tuple[Command, Outcome]:
-        match item.WhichOneof("input"):
-            case "result":
-                return _stepped(item.result, sequence_ids)
-            case "plan":
-                return _planned(item.plan)
-            case _:
-                return command_from_proto(item, self._request), Outcome()
+    def _take(self, item: CoreInput, ids: Sequence[SequenceId]) -> None:
+        """`ids`: whose each token is that came of it."""
+        name, now_ns, timelines = item.WhichOneof("input"), item.now_ns, self._timelines
+        if name == "result":
+            said, timings = item.result.step, item.result.step.timings
+            step_us = timings.forward_us + timings.sample_us
+            step = Step(now_ns, said.plan_id, len(ids), step_us=step_us)
+            timelines.stepped(item.result.worker_id, said.step, step, ids)
+        elif name == "plan":
+            timelines.take(MakePlan(worker_id=item.plan.worker_id), _planned(item.plan), now_ns)
+        else:
+            timelines.take(command_from_proto(item, self._request), Outcome(), now_ns)
+        if item.HasField("throttled"):
+            change = item.throttled
+            self._throttled = self._throttled.union(change.begun).difference(change.over)
+            timelines.note_throttled(self._throttled, now_ns)
 
     def _request(self, submit: SubmitInput) -> Request:
         """Without what was said: a timeline does not look at it."""
@@ -118,11 +116,6 @@ class Recorded:
             del self._taken[sequence_id]
         self._timelines.request_over(taken.id)
 
-    def _note_throttled(self, change: ThrottledChange) -> None:
-        self._throttled |= {name: Tenant(name, 0) for name in change.begun}
-        for name in change.over:
-            self._throttled.pop(name, None)
-
 
 def _finished(ending: SequenceFinished) -> Finished:
     reason = wire.REASON_FROM_PROTO.get(ending.reason, Reason.ERROR)
@@ -134,21 +127,7 @@ def _finished(ending: SequenceFinished) -> Finished:
     )
 
 
-def _stepped(message: ResultInput, sequence_ids: Sequence[SequenceId]) -> tuple[StepDone, Outcome]:
-    step = message.step
-    result = StepResult(
-        worker_id=message.worker_id,
-        plan_id=step.plan_id,
-        step=step.step,
-        slots=(),
-        tokens=(),
-        step_us=step.timings.forward_us + step.timings.sample_us,
-    )
-    tokens = StepTokens(slots=(), sequence_ids=[*sequence_ids], positions=[], tokens=())
-    return StepDone(result=result), Outcome(tokens=tokens)
-
-
-def _planned(message: PlanInput) -> tuple[MakePlan, Outcome]:
+def _planned(message: PlanInput) -> Outcome:
     plan = Plan(
         worker_id=message.worker_id,
         plan_id=message.plan_id,
@@ -165,8 +144,7 @@ def _planned(message: PlanInput) -> tuple[MakePlan, Outcome]:
         blocks_free=message.blocks_free,
         waiting=message.waiting,
     )
-    passed_over = tuple(_passed_over(message))
-    return MakePlan(worker_id=message.worker_id), Outcome(plan=plan, passed_over=passed_over)
+    return Outcome(plan=plan, passed_over=tuple(_passed_over(message)))
 
 
 def _joins(message: PlanInput) -> Iterator[Join]:

@@ -113,9 +113,9 @@ class Step(NamedTuple):
     answered_ns: int
     plan_id: int
     rows: int
-    prompt_tokens: int
-    largest: SequenceId | None
-    step_us: int
+    prompt_tokens: int = 0
+    largest: SequenceId | None = None
+    step_us: int = 0
 
 
 @dataclass(eq=False, slots=True)
@@ -218,10 +218,10 @@ class Timelines:
         command: Command,
         outcome: Outcome,
         now_ns: int,
-        throttled: Collection[Tenant] = (),
+        throttled: Collection[Tenant] | None = None,
     ) -> None:
         """What the core was told, and what came of it; `throttled`: whose next request waits for
-        their own running ones by now.
+        their own running ones by now; None: as before.
         """
         if not self._since_ns:
             self._since_ns = now_ns
@@ -231,20 +231,59 @@ class Timelines:
             case MakePlan():
                 self._planned(command.worker_id, outcome, now_ns)
             case StepDone():
-                self._stepped(command, outcome, now_ns)
+                assert outcome.tokens is not None
+                result, ids = command.result, outcome.tokens.sequence_ids
+                step = Step(now_ns, result.plan_id, len(ids), step_us=result.step_us)
+                self.stepped(result.worker_id, result.step, step, ids)
             case Submit():
                 self._submitted(command.request, now_ns)
             case StoreBehind():
                 self._store.set(now_ns, Why.STORE_BEHIND.value if command.is_behind else "")
             case WorkerJoined() | WorkerLate() | WorkerDraining() | WorkerLost():
                 self._worker(command, now_ns)
-        if throttled or self._throttled_now:
-            self._note_throttled(frozenset(tenant.name for tenant in throttled), now_ns)
+        if throttled is not None and (throttled or self._throttled_now):
+            self.note_throttled(frozenset(tenant.name for tenant in throttled), now_ns)
         for event in outcome.events:
             if isinstance(event, Finished):
-                self._finished(event, now_ns)
+                self.finished(event, now_ns)
             else:
                 self.request_over(event.id)
+
+    def stepped(self, worker_id: str, index: int, step: Step, ids: Sequence[SequenceId]) -> None:
+        """A worker has answered this step of a plan, of which nothing is said of prompts; `ids`:
+        whose each token is.
+        """
+        now_ns = self._now_ns = step.answered_ns
+        prompts = self._prompt_tokens.get(worker_id)
+        if prompts and not index and (prompt := prompts.pop(step.plan_id, None)) is not None:
+            step = step._replace(prompt_tokens=prompt[0], largest=prompt[1])
+        steps = self._steps.get(worker_id)
+        if steps is None:
+            steps = self._steps[worker_id] = deque(maxlen=STEPS_MAX)
+            if len(self._steps) > WORKERS_MAX:
+                self._steps.popitem(last=False)
+        steps.append(step)
+        if self._not_open.get(worker_id) is Why.LATE:
+            del self._not_open[worker_id]
+            self._late[worker_id].set(now_ns, "")
+            self._note_closed(now_ns)
+        if prefills := self._prefills.get(worker_id):
+            for one in prefills.keys() & set(ids):
+                prefills.pop(one).enter(Transition(now_ns, Phase.DECODE, "", worker_id))
+
+    def note_throttled(self, names: frozenset[str], now_ns: int) -> None:
+        """Tenants whose next request waits for their own running ones by now."""
+        for name in names ^ self._throttled_now:
+            windows = windows_of(self._throttled, name, TENANTS_MAX)
+            windows.set(now_ns, Why.TENANT.value if name in names else "")
+        self._throttled_now = names
+
+    def finished(self, event: Finished, now_ns: int) -> None:
+        """A choice has ended."""
+        if (track := self._live.pop(event.sequence_id, None)) is not None:
+            track.ended, track.end_ns = event.reason.value, now_ns
+            self._uncommitted.append(track)
+            self._prefills.get(track.transitions[-1].worker_id, {}).pop(event.sequence_id, None)
 
     def request_over(self, id: str) -> None:
         """Every choice of it has ended."""
@@ -276,6 +315,7 @@ class Timelines:
         self._not_open.clear()
         for windows in (self._store, *self._late.values()):
             windows.set(now_ns, "")
+        self.note_throttled(frozenset(), now_ns)
         self._lost_ns, self._since_ns = self._now_ns, self._since_ns or now_ns
         self._note_closed(now_ns)
 
@@ -399,12 +439,6 @@ class Timelines:
             why = next((why.value for why in self._not_open.values()), NO_WORKER)
         self._closed.set(now_ns, why)
 
-    def _note_throttled(self, names: frozenset[str], now_ns: int) -> None:
-        for name in names ^ self._throttled_now:
-            windows = windows_of(self._throttled, name, TENANTS_MAX)
-            windows.set(now_ns, Why.TENANT.value if name in names else "")
-        self._throttled_now = names
-
     def _looked(self, worker_id: str, passed_over: tuple[PassedOver, ...], now_ns: int) -> None:
         named = [over for over in passed_over if over.stage in QUEUE_STAGES]
         last = (named[-1].why, named[-1].sequence_id) if named else (None, None)
@@ -454,33 +488,6 @@ class Timelines:
             largest = slots[slot].sequence_id if slot in slots else None
             of_worker = self._prompt_tokens.setdefault(plan.worker_id, {})
             of_worker[plan.plan_id] = (plan.chunk_tokens, largest)
-
-    def _stepped(self, command: StepDone, outcome: Outcome, now_ns: int) -> None:
-        result, step = command.result, outcome.tokens
-        assert step is not None
-        worker_id = result.worker_id
-        prompts = self._prompt_tokens.get(worker_id)
-        prompt = prompts.pop(result.plan_id, None) if prompts and not result.step else None
-        steps = self._steps.get(worker_id)
-        if steps is None:
-            steps = self._steps[worker_id] = deque(maxlen=STEPS_MAX)
-            if len(self._steps) > WORKERS_MAX:
-                self._steps.popitem(last=False)
-        rows, told = len(step.sequence_ids), prompt or (0, None)
-        steps.append(Step(now_ns, result.plan_id, rows, *told, result.step_us))
-        if self._not_open.get(worker_id) is Why.LATE:
-            del self._not_open[worker_id]
-            self._late[worker_id].set(now_ns, "")
-            self._note_closed(now_ns)
-        if prefills := self._prefills.get(worker_id):
-            for sequence_id in prefills.keys() & set(step.sequence_ids):
-                prefills.pop(sequence_id).enter(Transition(now_ns, Phase.DECODE, "", worker_id))
-
-    def _finished(self, event: Finished, now_ns: int) -> None:
-        if (track := self._live.pop(event.sequence_id, None)) is not None:
-            track.ended, track.end_ns = event.reason.value, now_ns
-            self._uncommitted.append(track)
-            self._prefills.get(track.transitions[-1].worker_id, {}).pop(event.sequence_id, None)
 
 
 def _blocks_of(join: Join, block_size: int) -> tuple[int, int]:

@@ -18,6 +18,7 @@ from kaiten.v1.ledger_pb2 import (
     SequenceFinished,
     SubmitRecord,
 )
+from kaiten.v1.worker_service_pb2 import Plan as PlanMessage
 from kaiten.v1.worker_service_pb2 import RowSampling
 from kaiten.v1.worker_service_pb2 import StepResult as StepMessage
 from ledger import Commit, InboxEntry, Recovered
@@ -28,6 +29,7 @@ from scheduler_svc import wire
 from scheduler_svc.archived_timeline import archived_timeline
 from scheduler_svc.command_wire import configured_to_proto
 from scheduler_svc.core.commands import Command, MakePlan, StepDone, Submit, WorkerJoined
+from scheduler_svc.core.outcome import Outcome
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.journal import Journal
 from scheduler_svc.recorded import Recorded
@@ -45,7 +47,7 @@ HOUR_S = 3600
 WORKER = spec(blocks=60, slots=8, step_tokens=24)
 MINDS = (
     SchedulerSettings(mix="prefill_first"),
-    SchedulerSettings(policy="priority", lease_steps_max=2),
+    SchedulerSettings(policy="priority", lease_steps_max=2, tenant_tokens_max=120),
     SchedulerSettings(policy="fcfs", order="shortest", plans_in_flight_max=1),
 )
 # What an older scheduler did not write of a plan.
@@ -159,7 +161,13 @@ class Leader:
 
     def tell(self, command: Command) -> None:
         outcome = self.core.apply(command, self.world.now_ns)
-        self.put(self.journal.write(command, outcome, self.world.now_ns))
+        self.put(self.write(command, outcome))
+
+    def write(
+        self, command: Command, outcome: Outcome, message: PlanMessage | StepMessage | None = None
+    ) -> Commit | None:
+        throttled = self.core.waiting.throttled
+        return self.journal.write(command, outcome, self.world.now_ns, message, throttled)
 
     def put(self, commit: Commit | None) -> None:
         if commit is not None:
@@ -174,14 +182,14 @@ class Leader:
         if (plan := outcome.plan) is not None:
             samplings = [self.book.sampling(join.sequence_id) for join in plan.joins]
             message = wire.plan_to_proto(plan, LeaderMessage(), samplings)
-            self.put(self.journal.write(asked, outcome, now_ns, message))
+            self.put(self.write(asked, outcome, message))
             self.worker.send(plan)
             self.world.preempted += len(plan.preempted)
         if (result := self.worker.step()) is not None:
             command = StepDone(result=result)
             told = StepMessage(plan_id=result.plan_id, step=result.step, token_ids=result.tokens)
             outcome = self.core.apply(command, now_ns)
-            self.put(self.journal.write(command, outcome, now_ns, told))
+            self.put(self.write(command, outcome, told))
 
 
 def lead_for_an_hour(folder: Path) -> World:
