@@ -180,7 +180,10 @@ class Candidate:
             if self._observer is not None:
                 self._observer.saw(lease)
             has_ended = lease is not None and lease.nonce in self._ended
-            if not watch.may_take(lease, self._clock.monotonic_ns()) and not has_ended:
+            # Elected, and not told: asked once more, the store says so.
+            is_ours = lease is not None and lease.nonce == nonce
+            may_take = watch.may_take(lease, self._clock.monotonic_ns())
+            if not (may_take or has_ended or is_ours):
                 return None
             return await self._ledger.elect(
                 self._address,

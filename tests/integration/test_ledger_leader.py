@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from redis.asyncio import Redis
@@ -11,7 +12,7 @@ from kaiten.v1.common_pb2 import PromptLogprobs
 from kaiten.v1.ledger_pb2 import CellRecord, FoldedTokens, JournalRecord, SubmitRecord
 from ledger import Candidate, Commit, Fenced, FoldPart, Ledger, LedgerLimits, Load
 from service_kit.clock import SystemClock
-from service_kit.errors import NotFound
+from service_kit.errors import NotFound, Unavailable
 from tests.support.play_leader import PlayLeader, outlive_results, stopped, submit_record
 
 
@@ -94,6 +95,25 @@ async def test_a_candidate_steals_from_a_silent_leader_after_the_ttl(ledger: Led
     successor = await asyncio.wait_for(Candidate(ledger, SystemClock(), 0.4).campaign(), 60)
     assert successor.epoch > dead.epoch
     assert loop.time() - started >= 0.4
+
+
+async def test_a_candidate_that_was_not_told_finds_that_it_leads(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store was away for as long as it was asked: nobody waits for its own lease to run out."""
+    elect = ledger.elect
+
+    async def lose(address: str, nonce: int, **rest: Any) -> None:
+        monkeypatch.setattr(ledger, "elect", elect)
+        await elect(address, nonce, **rest)
+        raise Unavailable("the answer was lost")
+
+    monkeypatch.setattr(ledger, "elect", lose)
+    candidate = Candidate(ledger, SystemClock(), 3600.0)
+    leader = await asyncio.wait_for(candidate.campaign(), 60)
+    lease = await ledger.leader()
+    assert lease is not None
+    assert (lease.epoch, lease.nonce) == (leader.epoch, leader.nonce)
 
 
 async def test_commit_fences_repeats_and_gaps(ledger: Ledger) -> None:
