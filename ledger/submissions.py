@@ -119,7 +119,10 @@ class Submissions:
             bound = getattr(bounds if subject == "tenant" else limits, rule)
             raise _overloaded(verdict, bound, int(rest[0]), record.tenant)
         return Submitted(
-            sequence_id=int(rest[0]), journal_seq=int(rest[1]), is_new=verdict == b"NEW"
+            sequence_id=int(rest[0]),
+            journal_seq=int(rest[1]),
+            is_new=verdict == b"NEW",
+            attempt=int(rest[2]),
         )
 
     def _check_choices(self, choices: int, bounds: TenantBounds) -> None:
@@ -157,9 +160,10 @@ class Submissions:
         choice: int | None = None,
         reason: FinishReason = FinishReason.FINISH_REASON_CANCELLED,
         output_tokens: int = 0,
+        attempt: int | None = None,
     ) -> bool:
         """Ask for the end of a request or of one choice. False: it had ended. Repeats write
-        nothing.
+        nothing. `attempt`: of whom it is not for any more; nothing, if somebody has asked since.
         """
         found = await self.find(id)
         if choice is not None and not 0 <= choice < found.n:
@@ -181,11 +185,19 @@ class Submissions:
                 found.sequence_id,
                 "*" if choice is None else choice,
                 InboxRecord(cancel=record).SerializeToString(),
+                "" if attempt is None else attempt,
             ),
         )
         if verdict == b"NONE":
             raise NotFound(f"request {id}")
         return bool(verdict != b"ENDED")
+
+    async def attempt(self, id: str) -> int:
+        """Come back to a request, as a repeat of `submit` does: how often it was asked for. 0: it
+        is not there.
+        """
+        _, count = await self._store.script(scripts.ATTEMPT, (self._store.keys.request(id),), ())
+        return int(count)
 
     async def find(self, id: str) -> RequestInfo:
         """A live request, or a finished one while its result is kept. NotFound otherwise."""

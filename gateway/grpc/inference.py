@@ -108,6 +108,7 @@ class InferenceServicer(inference_grpc.InferenceServiceServicer):
             request.positions,
             cursors=request.cursors,
             with_cursors=request.return_cursors,
+            keep_running=request.keep_running,
         )
         await self._follow(generation, request, context, pb.AttachResponse)
 

@@ -22,19 +22,47 @@ BATCH_MAX: Final = 32
 
 
 class Release(NamedTuple):
-    """One cancel. choice None: the whole request. `output_tokens` counts with STOP."""
+    """One cancel. choice None: the whole request. `output_tokens` counts with STOP. `attempt`: of
+    who left, as Ledger.cancel has it.
+    """
 
     id: str
     choice: int | None = None
     reason: FinishReason = FinishReason.FINISH_REASON_CANCELLED
     output_tokens: int = 0
+    attempt: int | None = None
+
+
+class Followers:
+    """Of one gateway: who follows each request here, and the newest attempt among theirs."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, tuple[int, int]] = {}
+
+    def came(self, id: str, attempt: int) -> None:
+        count, newest = self._of.get(id, (0, 0))
+        self._of[id] = (count + 1, max(attempt, newest))
+
+    def left(self, id: str) -> int | None:
+        """That attempt, if nobody follows it here any more."""
+        count, newest = self._of.pop(id)
+        if count == 1:
+            return newest
+        self._of[id] = (count - 1, newest)
+        return None
 
 
 class Canceller(Protocol):
     """What of the ledger is needed."""
 
     async def cancel(
-        self, id: str, *, choice: int | None, reason: FinishReason, output_tokens: int
+        self,
+        id: str,
+        *,
+        choice: int | None,
+        reason: FinishReason,
+        output_tokens: int,
+        attempt: int | None,
     ) -> bool: ...
 
 
@@ -58,9 +86,9 @@ class Releases:
         self._done.clear()
         self._asked.set()
 
-    def adopt(self, submitting: "asyncio.Future[Submitted]", id: str) -> None:
-        """A submit whose client left while it was under way: cancel what was accepted, or may have
-        been.
+    def adopt(self, submitting: "asyncio.Future[Submitted]", id: str, *, is_minted: bool) -> None:
+        """A submit whose client left while it was under way: if it gets accepted, cancel it; also
+        if it may have been, and nobody could ever ask for an id that we have just minted.
         """
 
         def settle(finished: "asyncio.Future[Submitted]") -> None:
@@ -68,7 +96,9 @@ class Releases:
             if finished.cancelled():
                 return
             error = finished.exception()
-            if error is None or isinstance(error, Unavailable):
+            if error is None:
+                self.ask(Release(id, attempt=finished.result().attempt))
+            elif is_minted and isinstance(error, Unavailable):
                 self.ask(Release(id))
 
         self._adopted.add(submitting)
@@ -100,6 +130,7 @@ class Releases:
                 choice=release.choice,
                 reason=release.reason,
                 output_tokens=release.output_tokens,
+                attempt=release.attempt,
             )
         except (NotFound, StoreLost):
             # It ended and was forgotten, or everything was.

@@ -2,7 +2,6 @@
 
 import asyncio
 import secrets
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ from gateway.observe.metrics import Meters
 from gateway.observe.request_log import RequestLog
 from gateway.observe.tracing import Trace, Tracing
 from gateway.requests import tool_rules, validation
-from gateway.requests.cancellation import Release, Releases
+from gateway.requests.cancellation import Followers, Release, Releases
 from gateway.requests.delivery import Deliveries, Delivery
 from gateway.requests.presentation import Presenter
 from gateway.requests.prompts import Prompter, is_long
@@ -101,7 +100,7 @@ class GenerationService:
         self._presenter = Presenter(card)
         self._active: dict[Generation, None] = {}
         self._deliveries = Deliveries()
-        self._followers: Counter[str] = Counter()
+        self._followers = Followers()
         self._opening = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -128,7 +127,8 @@ class GenerationService:
     @contextmanager
     def following(self, generation: Generation, *, keep_running: bool) -> Iterator[Generation]:
         """For the time a client reads. When it leaves early the request is cancelled, unless it is
-        to keep running, somebody else here follows it too, or this gateway is going away."""
+        to keep running, somebody else follows it here or has asked for it anywhere since, or this
+        gateway is going away."""
         error: BaseException | None = None
         try:
             yield generation
@@ -139,13 +139,11 @@ class GenerationService:
             generation.close()
             self._deliveries.closed(generation.id, generation.delivery, is_done=generation.is_done)
             self._active.pop(generation, None)
-            self._followers[generation.id] -= 1
-            is_last = self._followers[generation.id] <= 0
-            if is_last:
-                del self._followers[generation.id]
-            if is_last and not (generation.is_done or keep_running or self._is_closed):
-                self.releases.ask(Release(generation.id))
-            self._count(generation, error, goes_on=keep_running or not is_last or self._is_closed)
+            attempt = self._followers.left(generation.id)
+            goes_on = keep_running or attempt is None or self._is_closed
+            if not (generation.is_done or goes_on):
+                self.releases.ask(Release(generation.id, attempt=attempt))
+            self._count(generation, error, goes_on=goes_on)
             self._note_idle()
 
     def _count(self, generation: Generation, error: BaseException | None, *, goes_on: bool) -> None:
@@ -195,6 +193,7 @@ class GenerationService:
                     with_cursors=request.with_cursors,
                 ),
                 from_seq=submitted.journal_seq,
+                attempt=submitted.attempt,
                 render=record.render,
             )
             visit.is_repeat = trace.is_repeat = not submitted.is_new
@@ -213,6 +212,7 @@ class GenerationService:
         *,
         cursors: Sequence[bytes] = (),
         with_cursors: bool = False,
+        keep_running: bool = True,
     ) -> Generation:
         """Follow an accepted request, running or finished, from these positions or cursors."""
         with self._door():
@@ -223,9 +223,11 @@ class GenerationService:
             if count > found.n:
                 rule = f"must name at most {found.n} choices, got {count}"
                 raise InvalidRequest(field, rule)
+            id = _ledger_id(request_id, tenant)
+            attempt = 0 if keep_running else await self._link.ledger.attempt(id)
             return self._follow(
                 Accepted(request_id, found.prompt_tokens),
-                _ledger_id(request_id, tenant),
+                id,
                 found.sequence_id,
                 self._presenter.choices(
                     self._presenter.presentation(found.render, request_id),
@@ -236,6 +238,7 @@ class GenerationService:
                     with_cursors=with_cursors,
                 ),
                 from_seq=0,
+                attempt=attempt,
                 render=found.render,
             )
 
@@ -422,7 +425,8 @@ class GenerationService:
             submitted = await asyncio.shield(task)
         except asyncio.CancelledError:
             if not request.keep_running:
-                self.releases.adopt(task, record.id)
+                is_minted = not request.request_id
+                self.releases.adopt(task, record.id, is_minted=is_minted)
             raise
         except AlreadyExists:
             raise AlreadyExists(f"request {request.request_id!r}") from None
@@ -442,6 +446,7 @@ class GenerationService:
         choices: Sequence[Choice],
         *,
         from_seq: int,
+        attempt: int,
         render: RenderOptions,
     ) -> Generation:
         """From the first token on: text and stop strings depend on all of it."""
@@ -460,7 +465,7 @@ class GenerationService:
             render=render,
         )
         self._active[generation] = None
-        self._followers[id] += 1
+        self._followers.came(id, attempt)
         return generation
 
     def _watch_deadline(self, generation: Generation, wait_s: float) -> None:

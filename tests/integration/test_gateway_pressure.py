@@ -192,10 +192,13 @@ async def test_many_connect_read_one_disconnect_cycles_leave_nothing(
         assert stack.gateway.service.link.follower.sequence_count == 0
 
 
+@pytest.mark.parametrize("request_id", ["", "named"])
 async def test_who_left_is_computed_no_more_though_nobody_heard_that_it_was_accepted(
-    tmp_path: Path, redis_url: str, cell: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, redis_url: str, cell: str, monkeypatch: pytest.MonkeyPatch, request_id: str
 ) -> None:
-    """The store took the request in, and its answer is lost when the client has gone."""
+    """The store took the request in, and its answer is lost when the client has gone. One that it
+    has named it may have asked for again, at another gateway.
+    """
     async with running_stack(tmp_path / "model", redis_url, cell) as stack:
         service = stack.gateway.service
         ledger, releases = service.link.ledger, service.generation_service.releases
@@ -209,7 +212,8 @@ async def test_who_left_is_computed_no_more_though_nobody_heard_that_it_was_acce
 
         monkeypatch.setattr(ledger, "submit", lose)
         stack.scheduler.is_open.clear()
-        call = stack.gateway.inference.Generate(pb.GenerateRequest(text="x"), timeout=60)
+        request = pb.GenerateRequest(text="x", request_id=request_id)
+        call = stack.gateway.inference.Generate(request, timeout=60)
         await asyncio.wait_for(is_accepted.wait(), 60)
         call.cancel()
         await until(lambda: bool(releases._adopted), "the gateway knows that the client has gone")
@@ -217,7 +221,9 @@ async def test_who_left_is_computed_no_more_though_nobody_heard_that_it_was_acce
         await until(lambda: not releases._adopted, "it has heard")
         await asyncio.wait_for(releases.settled(), 60)
         stack.scheduler.is_open.set()
-        await until(lambda: bool(stack.scheduler.cancels), "it is cancelled")
+        await until(lambda: bool(stack.scheduler.submits), "it is there")
+        await until(lambda: stack.scheduler.live_count == 0, "it is over")
+        assert bool(stack.scheduler.cancels) == (not request_id)
 
 
 @pytest.mark.parametrize("size", [2047, 2049, 100_000])

@@ -1,7 +1,9 @@
 """Coming back to a request: by position and by cursor, over both doors, live and finished."""
 
+import asyncio
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -10,9 +12,10 @@ import pytest
 from redis.asyncio import Redis
 
 from kaiten.v1 import inference_service_pb2 as pb
+from kaiten.v1.common_pb2 import SamplingParams
 from ledger.scripts import CONVERSATION_KEEP
 from ledger.servers.connections import Command
-from tests.support.gateway_stack import Stack, text_of, until
+from tests.support.gateway_stack import WAIT_S, Stack, running_gateway, text_of, until
 
 TEXT = "a 😀 b 日本 c STO d"
 
@@ -48,6 +51,42 @@ async def test_every_cursor_continues_exactly_where_it_was_made(stack: Stack) ->
         if deltas_of(rest):
             assert deltas_of(rest)[-1].cursor == deltas[-1].cursor
     assert not deltas_of(await attach(stack, "c"))[0].cursor
+
+
+@pytest.mark.parametrize("comes_back", [pb.GenerateRequest(text="x"), pb.AttachRequest()])
+async def test_who_has_left_ends_nothing_that_somebody_came_back_to(
+    stack: Stack, tmp_path: Path, redis_url: str, cell: str, comes_back: Any
+) -> None:
+    """That a connection broke may be noticed long after its client is at another gateway."""
+    comes_back.request_id, stack.scheduler.step_s = "c", 0.01
+    sampling = SamplingParams(max_tokens=100, ignore_eos=True)
+    request = pb.GenerateRequest(text="x", request_id="c", sampling=sampling)
+    if isinstance(comes_back, pb.GenerateRequest):
+        comes_back.sampling.CopyFrom(sampling)
+    service = stack.gateway.service.generation_service
+    async with running_gateway(tmp_path / "model", redis_url, cell) as other:
+        await until(lambda: not other.service.generation_service.readiness.problem, "readiness")
+        left = stack.gateway.inference.Generate(request, timeout=WAIT_S)
+        assert (await left.read()).event.HasField("accepted")
+        await left.read()
+        stack.scheduler.is_open.clear()
+        is_attach = isinstance(comes_back, pb.AttachRequest)
+        ask = other.inference.Attach if is_attach else other.inference.Generate
+        back = ask(comes_back, timeout=WAIT_S)
+        assert (await back.read()).event.HasField("accepted")
+        left.cancel()
+        await until(lambda: not service._active, "it is noticed")
+        await asyncio.wait_for(service.releases.settled(), WAIT_S)
+        stack.scheduler.is_open.set()
+        while (event := (await back.read()).event).delta.position < 50:
+            assert not event.HasField("finished")
+        assert stack.scheduler.cancels == []
+        # Who came back is the one whom it is for.
+        stack.scheduler.is_open.clear()
+        back.cancel()
+        await until(lambda: not other.service.generation_service._active, "it is noticed there")
+        stack.scheduler.is_open.set()
+        await until(lambda: bool(stack.scheduler.cancels), "it is cancelled")
 
 
 async def test_a_forged_cursor_is_data_loss_and_ends_nothing(stack: Stack) -> None:
