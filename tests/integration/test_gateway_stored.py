@@ -13,6 +13,7 @@ from redis.asyncio import Redis
 
 from kaiten.v1 import inference_service_pb2 as pb
 from kaiten.v1.common_pb2 import SamplingParams
+from ledger.batches.conversations import KeptConversation
 from ledger.scripts import CONVERSATION_KEEP
 from ledger.servers.connections import Command
 from tests.support.gateway_stack import WAIT_S, Stack, running_gateway, text_of, until
@@ -173,6 +174,31 @@ async def test_what_a_response_said_stays_in_its_conversation(
         async with Redis.from_url(redis_url) as store:
             assert await store.delete(keys.request(record.id), keys.result(record.id)) == 2
     assert (await http.get("/v1/responses/resp_it")).status_code == 404
+    items = (await http.get(f"{talk}/items")).json()["data"]
+    assert [each["content"][0]["text"] for each in items] == ["Hi", "x"]
+
+
+async def test_the_same_response_asked_for_twice_at_once_goes_on_with_its_conversation(
+    stack: Stack, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever comes second finds that it is a part of it, and ends nothing."""
+    stack.says("Hi")
+    talk = f"/v1/conversations/{(await http.post('/v1/conversations', json={})).json()['id']}"
+    body = {"input": "x", "conversation": talk.rpartition("/")[2], "background": True}
+    named = {"idempotency-key": "it"}
+    conversations = stack.gateway.service.link.ledger.conversations
+    change = conversations.change
+
+    async def second(*args: Any) -> KeptConversation | None:
+        monkeypatch.setattr(conversations, "change", change)
+        assert (await http.post("/v1/responses", json=body, headers=named)).status_code == 200
+        return await change(*args)
+
+    monkeypatch.setattr(conversations, "change", second)
+    assert (await http.post("/v1/responses", json=body, headers=named)).status_code == 200
+    await until(lambda: bool(stack.scheduler.submits), "the submit")
+    await until(lambda: stack.scheduler.live_count == 0, "the end")
+    assert (await http.get("/v1/responses/resp_it")).json()["status"] == "completed"
     items = (await http.get(f"{talk}/items")).json()["data"]
     assert [each["content"][0]["text"] for each in items] == ["Hi", "x"]
 

@@ -62,13 +62,17 @@ class StoredConversation:
         raise _contended(id)
 
     async def join(self, request_id: str, turns: Sequence[Message]) -> None:
-        """A response that was accepted goes on with it: nobody else did since it was found."""
+        """A response that was accepted goes on with it: nobody else did since it was found. The
+        same response may have, by another gateway, or unheard.
+        """
         if self.content.has_round_of(request_id):
             return
         asked = items_of_turns(message_id(ID_PREFIX + request_id), turns)
         content = self.content.with_round(Round(asked, request_id, is_open=True))
         if await self._with(content, "conversation") is None:
-            raise _contended(self.kept.id)
+            now = await self.find(self.api, self.tenant, self.kept.id)
+            if not now.content.has_round_of(request_id):
+                raise _contended(self.kept.id)
 
     async def _looked_at(self) -> Self | None:
         """None: somebody else changed it at the same time."""
