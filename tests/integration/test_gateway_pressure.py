@@ -212,7 +212,8 @@ async def test_who_left_is_computed_no_more_though_nobody_heard_that_it_was_acce
 
         monkeypatch.setattr(ledger, "submit", lose)
         stack.scheduler.is_open.clear()
-        request = pb.GenerateRequest(text="x", request_id=request_id)
+        sampling = SamplingParams(max_tokens=9)
+        request = pb.GenerateRequest(text="x", request_id=request_id, sampling=sampling)
         call = stack.gateway.inference.Generate(request, timeout=60)
         await asyncio.wait_for(is_accepted.wait(), 60)
         call.cancel()

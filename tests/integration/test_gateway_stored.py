@@ -79,7 +79,7 @@ async def test_who_has_left_ends_nothing_that_somebody_came_back_to(
         await until(lambda: not service._active, "it is noticed")
         await asyncio.wait_for(service.releases.settled(), WAIT_S)
         stack.scheduler.is_open.set()
-        while (event := (await back.read()).event).delta.position < 50:
+        while (event := (await back.read()).event).delta.position < 10:
             assert not event.HasField("finished")
         assert stack.scheduler.cancels == []
         # Who came back is the one whom it is for.
