@@ -17,12 +17,15 @@
 #include "kernels.h"
 #include "parallel.h"
 #include "simd.h"
+#if KAITEN_AMX
+#include "simd/amx.h"
+#endif
 
 namespace kaiten {
 namespace {
 
 constexpr int kSplit = 512;                   // positions per split; part of the result's definition
-constexpr int kRows = KAITEN_AVX512 || KAITEN_NEON ? 6 : 3;  // query vectors of a tile
+constexpr int kVectorRows = KAITEN_AVX512 || KAITEN_NEON ? 6 : 3;  // query vectors of a tile of vectors
 constexpr int kColumns = 4;                   // vectors of a tile: kRows * kColumns sums fill the registers
 constexpr int kTile = kColumns * W;           // positions laid out and scored at a time
 constexpr float kBehind = -1e30f;             // as a score: the weight of it is zero
@@ -100,11 +103,109 @@ inline void with_constant(int n, const F& f) {
 }
 
 template <bool kPairs>
-void multiply(int rows, int columns, const Product& p) {
-  with_constant<kRows>(rows, [&](auto r) {
-    with_constant<kColumns>(columns, [&](auto c) { multiply_tile<kPairs, r(), c()>(p); });
-  });
+void multiply_vectors(int rows, int columns, Product p) {
+  for (; rows > 0; rows -= kVectorRows, p.a += kVectorRows * p.a_stride, p.sums += kVectorRows * p.stride)
+    with_constant<kVectorRows>(std::min(rows, kVectorRows), [&](auto r) {
+      with_constant<kColumns>(columns, [&](auto c) { multiply_tile<kPairs, r(), c()>(p); });
+    });
 }
+
+#if KAITEN_AMX
+constexpr int kTileSteps = kTileRowBytes / sizeof(float);
+
+// Tiles 0 to 3 are sums, 4 steps of a and 5 of b, 6 and 7 the same of the last steps, which fill none.
+class Tiles {
+ public:
+  void multiply(int rows, int columns, const Product& p) {
+    const int tail = p.steps % kTileSteps;
+    shape(rows, tail);
+    begin(columns, p);
+    const int64_t a_bytes = p.a_stride * sizeof(float), b_bytes = p.b_stride * sizeof(VF);
+    const VF* b = p.b;
+    int i = 0;
+    for (; i + kTileSteps <= p.steps; i += kTileSteps, b += kTileSteps * p.b_stride) {
+      _tile_loadd(4, p.a + i, a_bytes);
+      _tile_loadd(5, b, b_bytes);
+      _tile_dpbf16ps(0, 4, 5);
+      if (columns < 2) continue;
+      _tile_loadd(5, b + 1, b_bytes);
+      _tile_dpbf16ps(1, 4, 5);
+      if (columns < 3) continue;
+      _tile_loadd(5, b + 2, b_bytes);
+      _tile_dpbf16ps(2, 4, 5);
+      if (columns < 4) continue;
+      _tile_loadd(5, b + 3, b_bytes);
+      _tile_dpbf16ps(3, 4, 5);
+    }
+    if (tail > 0) {
+      _tile_loadd(6, p.a + i, a_bytes);
+      _tile_loadd(7, b, b_bytes);
+      _tile_dpbf16ps(0, 6, 7);
+      if (columns > 1) {
+        _tile_loadd(7, b + 1, b_bytes);
+        _tile_dpbf16ps(1, 6, 7);
+      }
+      if (columns > 2) {
+        _tile_loadd(7, b + 2, b_bytes);
+        _tile_dpbf16ps(2, 6, 7);
+      }
+      if (columns > 3) {
+        _tile_loadd(7, b + 3, b_bytes);
+        _tile_dpbf16ps(3, 6, 7);
+      }
+    }
+    end(columns, p);
+  }
+
+  void release() {
+    if (rows_ > 0) _tile_release();
+    rows_ = 0;
+  }
+
+ private:
+  void shape(int rows, int tail) {
+    if (rows == rows_ && tail == tail_) return;
+    rows_ = rows, tail_ = tail;
+    TileConfig config;
+    for (int c = 0; c < kColumns; ++c) config.shape(c, rows, sizeof(VF));
+    config.shape(4, rows, kTileRowBytes);
+    config.shape(5, kTileSteps, sizeof(VF));
+    if (tail > 0) config.shape(6, rows, tail * sizeof(float)), config.shape(7, tail, sizeof(VF));
+    config.load();
+  }
+
+  static void begin(int columns, const Product& p) {
+    const int64_t bytes = p.stride * sizeof(float);
+    if (!p.adds) {
+      _tile_zero(0);
+      _tile_zero(1);
+      _tile_zero(2);
+      _tile_zero(3);
+      return;
+    }
+    _tile_loadd(0, p.sums, bytes);
+    if (columns > 1) _tile_loadd(1, p.sums + W, bytes);
+    if (columns > 2) _tile_loadd(2, p.sums + 2 * W, bytes);
+    if (columns > 3) _tile_loadd(3, p.sums + 3 * W, bytes);
+  }
+
+  static void end(int columns, const Product& p) {
+    const int64_t bytes = p.stride * sizeof(float);
+    _tile_stored(0, p.sums, bytes);
+    if (columns > 1) _tile_stored(1, p.sums + W, bytes);
+    if (columns > 2) _tile_stored(2, p.sums + 2 * W, bytes);
+    if (columns > 3) _tile_stored(3, p.sums + 3 * W, bytes);
+  }
+
+  int rows_ = 0, tail_ = 0;
+};
+constexpr int kRowsMax = kTileRows;
+#else
+struct Tiles {
+  void release() {}
+};
+constexpr int kRowsMax = kVectorRows;
+#endif
 
 // Where a split's keys and values lie in their pools, in elements: of positions [begin, positions) of it, whole tiles
 // from the front. Before the first position that is seen at all it is as good as that one, which nobody gave back.
@@ -119,12 +220,13 @@ struct Space {
   std::vector<float> q;                      // steps
   std::vector<VF> keys, values;              // laid out: [tile][step][kColumns], a lane per position; [step][dimension]
   std::vector<float> part, all;              // of each query its sums, their top and total: of a split, of all so far
-  alignas(64) float scores[kRows * kSplit];  // then, in their place, the weights of the softmax
+  alignas(64) float scores[kRowsMax * kSplit];  // then, in their place, the weights of the softmax
+  Tiles tiles;
 
   void fit(int queries, int steps, int width, int state) {
     if (q.size() < size_t(queries) * steps) q.resize(size_t(queries) * steps);
     if (all.size() < size_t(queries) * state) all.resize(size_t(queries) * state);
-    if (part.size() < size_t(kRows) * state) part.resize(size_t(kRows) * state);
+    if (part.size() < size_t(kRowsMax) * state) part.resize(size_t(kRowsMax) * state);
     if (keys.size() < size_t(steps) * (kSplit / W)) keys.resize(size_t(steps) * (kSplit / W));
     if (values.size() < size_t(width / W) * kSplit) values.resize(size_t(width / W) * kSplit);
   }
@@ -134,6 +236,7 @@ template <class T>
 class Pass {
  public:
   static constexpr bool kPairs = KAITEN_BF16_DOT && sizeof(T) == 2;
+  static constexpr int kRows = kPairs ? kRowsMax : kVectorRows;  // query vectors of a tile
   static constexpr int kPerStep = kPairs ? 2 : 1;
   static constexpr int kLanes = W * kPerStep;  // elements of a full vector
 
@@ -225,6 +328,7 @@ class Pass {
         space.next.begin = space.next.positions = 0;
       attend_split(item, split, all, space);
     }
+    space.tiles.release();
     if (item.joint < 0)
       write(item, all);
     else if (--left_[item.joint] == 0)
@@ -248,6 +352,14 @@ class Pass {
       mix(rows, positions, lay, space);
       for (int i = 0; i < rows; ++i) fold(part + i * state_, all + (r + i) * state_);
     }
+  }
+
+  static void multiply(int rows, int columns, const Product& p, Tiles& tiles) {
+#if KAITEN_AMX
+    if constexpr (kPairs)
+      if (tiles_are_allowed()) return tiles.multiply(rows, columns, p);
+#endif
+    multiply_vectors<kPairs>(rows, columns, p);
   }
 
   KAITEN_APART void locate(const Item& item, int split, Places& places) const {
@@ -298,7 +410,7 @@ class Pass {
           fetch(keys_, space.next, from, std::min(to, space.next.positions));
         lay_out_keys(space.here.at.data() + j + c * W, keys + c);
       }
-      multiply<kPairs>(rows, columns, {q, steps_, keys, kColumns, steps_, space.scores + j, kSplit, false});
+      multiply(rows, columns, {q, steps_, keys, kColumns, steps_, space.scores + j, kSplit, false}, space.tiles);
     }
   }
 
@@ -425,8 +537,8 @@ class Pass {
       const float* weights = space.scores + j / kPerStep;
       const int steps = (end - j + kPerStep - 1) / kPerStep;
       for (int c = 0; c < vectors; c += kColumns)
-        multiply<kPairs>(rows, std::min(kColumns, vectors - c),
-                         {weights, kSplit, values + c, vectors, steps, part + c * W, state_, j > begin});
+        multiply(rows, std::min(kColumns, vectors - c),
+                 {weights, kSplit, values + c, vectors, steps, part + c * W, state_, j > begin}, space.tiles);
     }
   }
 
