@@ -7,6 +7,9 @@
 // context only: not on chunking, batch-mates, tiling or threads. What a query may not see, ahead of it or behind its
 // window, is not read into it, or, of its own sequence, has the weight zero, which changes no bit of a sum of numbers.
 //
+// Where the processor has AMX, whole tiles of pairs are multiplied: then an output's chain is one of sums of 32 inputs or
+// positions, at multiples of 32.
+//
 // Where the processor multiplies pairs of bfloat16, the weights of a softmax are rounded to bfloat16 before they are
 // summed and mixed, as matrix units do.
 #include <algorithm>
@@ -200,12 +203,16 @@ class Tiles {
   int rows_ = 0, tail_ = 0;
 };
 constexpr int kRowsMax = kTileRows;
+// Positions whose values are laid out and mixed at a time: of pairs whole tiles, wherever a pass begins.
+constexpr int kStretch = std::max(kTile, 2 * kTileSteps);
 #else
 struct Tiles {
   void release() {}
 };
 constexpr int kRowsMax = kVectorRows;
+constexpr int kStretch = kTile;
 #endif
+static_assert(kStretch % kTile == 0 && kSplit % kStretch == 0);
 
 // Where a split's keys and values lie in their pools, in elements: of positions [begin, positions) of it, whole tiles
 // from the front. Before the first position that is seen at all it is as good as that one, which nobody gave back.
@@ -365,7 +372,7 @@ class Pass {
   KAITEN_APART void locate(const Item& item, int split, Places& places) const {
     const int positions = places.positions = seen(item, split, item.count - 1);
     const int first = std::max(0, behind(item, split, 0));
-    places.begin = first / kTile * kTile;
+    places.begin = first / kStretch * kStretch;
     const int32_t* table = a_.tables + item.row * a_.table_stride;
     const int64_t tile = int64_t(a_.block_size) * a_.head_dim;
     int block = (split * kSplit + first) / a_.block_size, offset = (split * kSplit + first) % a_.block_size;
@@ -523,7 +530,7 @@ class Pass {
 
   void mix(int rows, int positions, Lay lay, Space& space) const {
     if (mixes_as_they_lie(lay)) return mix_as_they_lie(rows, positions, space);
-    const int vectors = width_ / W, stretch = lay.is_first ? kTile : kSplit;
+    const int vectors = width_ / W, stretch = lay.is_first ? kStretch : kSplit;
     float* part = space.part.data();
     const int begin = space.here.begin;
     for (int j = begin; j < positions; j += stretch) {

@@ -1,5 +1,5 @@
 """The CPU kernels of ARM: compiled as a wheel ships them, and run by an emulated processor. And
-the linear of AMX, whose instructions a header plays.
+those that use AMX, whose instructions a header plays.
 
 `self_test.cpp` calls them through their door and compares with plain loops. It is run on this
 machine's own kernels as well, so that what it finds is the kernels' and not its own.
@@ -7,6 +7,7 @@ machine's own kernels as well, so that what it finds is the kernels' and not its
 
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -79,11 +80,15 @@ def amx_test(folder: Path, compiler: str, *flags: str) -> str:
 
 
 @pytest.mark.skipif(bool(missing()), reason=f"no {missing()} here")
-def test_linears_in_tiles_are_what_they_say(tmp_path: Path) -> None:
+def test_kernels_in_tiles_are_what_they_say(tmp_path: Path) -> None:
     neon = next(variant for variant in build.ARM if variant.name == "neon-bf16")
-    played = f'-DKAITEN_AMX_PLAYED_BY="{HERE / "played_amx.h"}"'
-    program = amx_test(tmp_path, CXX, *neon.flags, played)
-    held([QEMU, "-L", SYSROOT, "-cpu", "max", program], "amx")
+    played = replace(
+        neon, flags=(*neon.flags, f'-DKAITEN_AMX_PLAYED_BY="{HERE / "played_amx.h"}"')
+    )
+    emulated = (QEMU, "-L", SYSROOT, "-cpu", "max")
+    held([*emulated, amx_test(tmp_path, CXX, *played.flags)], "amx")
+    library = prebuilt.write(tmp_path, played, CXX)
+    held([*emulated, self_test(tmp_path, library, CXX)], neon.name)
 
 
 @pytest.mark.skipif("avx512-amx" not in {each.name for each in build.variants()}, reason="no AMX")
