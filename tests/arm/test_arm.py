@@ -82,9 +82,7 @@ def amx_test(folder: Path, compiler: str, *flags: str) -> str:
 @pytest.mark.skipif(bool(missing()), reason=f"no {missing()} here")
 def test_kernels_in_tiles_are_what_they_say(tmp_path: Path) -> None:
     neon = next(variant for variant in build.ARM if variant.name == "neon-bf16")
-    played = replace(
-        neon, flags=(*neon.flags, f'-DKAITEN_AMX_PLAYED_BY="{HERE / "played_amx.h"}"')
-    )
+    played = replace(neon, flags=(*neon.flags, f'-DKAITEN_AMX_PLAYED_BY="{HERE / "played_amx.h"}"'))
     emulated = (QEMU, "-L", SYSROOT, "-cpu", "max")
     held([*emulated, amx_test(tmp_path, CXX, *played.flags)], "amx")
     library = prebuilt.write(tmp_path, played, CXX)
