@@ -14,6 +14,7 @@ peer's. The floor is measured at the beginning and the end.
 
 import argparse
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -79,6 +80,9 @@ def _arguments() -> argparse.Namespace:
             parser.error(f"--peers: no peer {name!r}; there are {', '.join(PEERS)}")
         if times and not (times.isdecimal() and int(times)):
             parser.error(f"--peers: {name}:{times} names no number of rounds, 1 or more")
+    for name, program in _pairs(",".join(chosen.programs), "="):
+        if not shutil.which(program):
+            parser.error(f"--with {name}={program}: there is no such program")
     return chosen
 
 

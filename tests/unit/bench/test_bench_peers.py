@@ -44,13 +44,20 @@ def program(path: Path, text: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("word", "said"),
-    [("nobody", "no peer 'nobody'; there are kaiten, "), ("kaiten:0", "names no number of rounds")],
+    ("words", "said"),
+    [
+        (("--peers", "hf-one:1,nobody"), "no peer 'nobody'; there are kaiten, "),
+        (("--peers", "hf-one:1,kaiten:0"), "names no number of rounds"),
+        (("--with", "llama-server=/nowhere"), "llama-server=/nowhere: there is no such program"),
+    ],
 )
 def test_wrong_peers_are_named_before_anything_is_made(
-    word: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: tuple[str, str],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["side_by_side", "--peers", f"hf-one:1,{word}"])
+    monkeypatch.setattr(sys, "argv", ["side_by_side", *words])
     with pytest.raises(SystemExit):
         side_by_side.main()
     assert said in capsys.readouterr().err
