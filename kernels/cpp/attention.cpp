@@ -33,6 +33,7 @@ constexpr int kItemsPerThread = 4;
 constexpr int64_t kSerialElements = 1 << 16;  // of keys, times query tokens; less does not pay a thread's waking
 // Each of these has a loop that needs the registers for itself.
 #define KAITEN_APART __attribute__((noinline))
+#define KAITEN_WITHIN __attribute__((always_inline)) inline
 
 struct Item {
   int row, first, count, kv_head;  // query tokens [first, first + count) of the row's step
@@ -198,10 +199,13 @@ class Pass {
     }
   }
 
-  static void multiply(int rows, int columns, const Product& p, Tiles& tiles) {
+  static void multiply(int rows, int columns, Product p, Tiles& tiles) {
 #if KAITEN_AMX
-    if constexpr (kPairs)
+    if constexpr (kPairs) {
       if (tiles_are_allowed()) return tiles.multiply(rows, columns, p);
+      for (; rows > kVectorRows; rows -= kVectorRows, p.a += kVectorRows * p.a_stride, p.sums += kVectorRows * p.stride)
+        multiply_vectors<kPairs>(kVectorRows, columns, p);
+    }
 #endif
     multiply_vectors<kPairs>(rows, columns, p);
   }
@@ -236,11 +240,30 @@ class Pass {
   // The blocks lie anywhere in the pool, so the processor cannot guess them, and a load that waits for memory costs
   // more than its share of the sums. So who lays out W keys asks for as many values of the split, and who lays out W
   // values for as many keys of what follows: few enough at a time that asking does not wait either.
-  void fetch(const T* pool, const Places& places, int begin, int end) const {
+  // Inlined, as a compiler takes what only fetches for what does nothing.
+  KAITEN_WITHIN void fetch(const T* pool, const Places& places, int begin, int end) const {
     const int bytes = a_.head_dim * sizeof(T);
     for (int j = begin; j < end; ++j)
       for (int b = 0; b < bytes; b += 64)
         __builtin_prefetch(reinterpret_cast<const char*>(pool + places.at[j]) + b, 0, 2);
+  }
+
+  // Part c of `parts` of fetching positions [begin, begin + parts * W) as far as `end`, out of as many places in turns:
+  // kFetchedAtOnce in linear/tiles.h says why.
+  KAITEN_WITHIN void fetch_in_turns(const T* pool, const Places& places, int begin, int end, int c, int parts) const {
+    for (int i = begin + W * c / parts; i < begin + W * (c + 1) / parts; ++i)
+      for (int j = i; j < std::min(i + parts * W, end); j += W) fetch(pool, places, j, j + 1);
+  }
+
+  // Beside the c-th W of the values [begin, end), as many keys of what follows, and beside the last all others.
+  KAITEN_WITHIN void fetch_next_keys(int begin, int end, int c, bool is_last, const Places& next) const {
+    const int first = begin + c * W, parts = (end - begin + W - 1) / W;
+    if constexpr (KAITEN_AMX) {
+      fetch_in_turns(keys_, next, begin, std::min(begin + parts * W, next.positions), c, parts);
+      if (is_last) fetch(keys_, next, first + W, next.positions);
+    } else {
+      fetch(keys_, next, first, std::min(is_last ? kSplit : first + W, next.positions));
+    }
   }
 
   void score(int rows, int positions, const float* q, Lay lay, Space& space) const {
@@ -249,7 +272,10 @@ class Pass {
       const int columns = std::min(kColumns, (positions - j + W - 1) / W);
       for (int c = 0; lay.is_first && c < columns; ++c) {
         const int from = j + c * W, to = std::min(from + W, positions);
-        fetch(values_, space.here, from, to);
+        if constexpr (KAITEN_AMX)
+          fetch_in_turns(values_, space.here, j, positions, c, columns);
+        else
+          fetch(values_, space.here, from, to);
         if (mixes_as_they_lie(lay) && !fetched_by_mixing(from))
           fetch(keys_, space.next, from, std::min(to, space.next.positions));
         lay_out_keys(space.here.at.data() + j + c * W, keys + c);
@@ -358,9 +384,11 @@ class Pass {
   }
 
   // A single tile of queries takes values as they lie. Laid out first each was written and read once more, which took a
-  // sixth of decode attention at 16 rows x 1024 and at 64 x 150 (2026-11-25, Zen 3, bfloat16, one thread). With AVX-512 it
-  // was not timed, and pairs are laid out in any case.
-  bool mixes_as_they_lie(Lay lay) const { return !KAITEN_AVX512 && !kPairs && !lay.is_kept && a_.head_dim % W == 0; }
+  // sixth of decode attention at 16 rows x 1024 and at 64 x 150 (2026-11-25, Zen 3, bfloat16, one thread), and a twentieth on
+  // a Sapphire Rapids (fp32). With AVX-512 it was timed nowhere else, and pairs are laid out in any case.
+  bool mixes_as_they_lie(Lay lay) const {
+    return (KAITEN_AMX || !KAITEN_AVX512) && !kPairs && !lay.is_kept && a_.head_dim % W == 0;
+  }
 
   // Keys that follow are fetched half beside keys, half beside values, so that memory is as busy with either.
   static bool fetched_by_mixing(int position) { return position & W; }
@@ -374,8 +402,7 @@ class Pass {
       VF* values = space.values.data() + (lay.is_kept ? j / kPerStep * vectors : 0);
       const int end = std::min(j + stretch, positions);
       for (int i = j; lay.is_first && i < end; i += W) {
-        const int fetched = i + W < positions ? i + W : kSplit;
-        fetch(keys_, space.next, i, std::min(fetched, space.next.positions));
+        fetch_next_keys(j, end, (i - j) / W, i + W >= positions, space.next);
         lay_out_values(space.here.at.data() + i, std::min(W, end - i), values + (i - j) / kPerStep * vectors);
       }
       const float* weights = space.scores + j / kPerStep;

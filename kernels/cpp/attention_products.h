@@ -64,11 +64,10 @@ inline void with_constant(int n, const F& f) {
 }
 
 template <bool kPairs>
-void multiply_vectors(int rows, int columns, Product p) {
-  for (; rows > 0; rows -= kVectorRows, p.a += kVectorRows * p.a_stride, p.sums += kVectorRows * p.stride)
-    with_constant<kVectorRows>(std::min(rows, kVectorRows), [&](auto r) {
-      with_constant<kColumns>(columns, [&](auto c) { multiply_tile<kPairs, r(), c()>(p); });
-    });
+void multiply_vectors(int rows, int columns, const Product& p) {
+  with_constant<kVectorRows>(rows, [&](auto r) {
+    with_constant<kColumns>(columns, [&](auto c) { multiply_tile<kPairs, r(), c()>(p); });
+  });
 }
 
 #if KAITEN_AMX
