@@ -79,6 +79,7 @@ class Tiles {
   void multiply(int rows, int columns, const Product& p) {
     const int tail = p.steps % kTileSteps;
     shape(rows, tail);
+    stored_for_tiles();
     begin(columns, p);
     const int64_t a_bytes = p.a_stride * sizeof(float), b_bytes = p.b_stride * sizeof(VF);
     const VF* b = p.b;

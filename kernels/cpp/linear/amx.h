@@ -45,6 +45,7 @@ inline const VF* tile_of(Bringing<bf16, Weight, true>& source) {
     VF w[kColumns];
     source.step(w);
   }
+  stored_for_tiles();
   return at;
 }
 
@@ -225,6 +226,7 @@ void multiply_in_tiles(const Linear& a, int64_t panel, int64_t next, bool is_new
     // An odd row in the middle is one of both halves.
     const int64_t height = rows <= kTileRows ? rows : (rows + 1) / 2, second = rows - height;
     shape_tiles(int(height));
+    stored_for_tiles();
     weights.with_kept(i, [&](auto source) {
       if (second == 0)
         sum_in_tiles(x, a.in, source, fetch, sums);

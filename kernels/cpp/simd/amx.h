@@ -46,6 +46,9 @@ class FlushesToZero {
 #endif
 };
 
+// Before tiles are loaded from what was stored just now: GCC does not know that they read memory, and may store it later.
+inline void stored_for_tiles() { asm volatile("" : : : "memory"); }
+
 // Linux gives the room for tiles only to who asks; once for the process.
 inline bool tiles_are_allowed() {
 #ifdef KAITEN_AMX_PLAYED_BY
