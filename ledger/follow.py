@@ -9,6 +9,7 @@ filled in from the ledger's history, and positions decide what is new: no gap, n
 import asyncio
 import heapq
 import itertools
+import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
@@ -168,6 +169,8 @@ class Follower:
         elif seq < self._passed_seq or epoch != self._epoch:
             self._passed_seq = min(seq, self._passed_seq)
             self._recent.clear()
+            # Who waits for a record beyond may wait for one that is lost: the history knows.
+            self._activate(sys.maxsize)
             self._mark_holes()
         self._epoch = epoch
         self.is_connected = True

@@ -24,6 +24,8 @@ class MemoryJournal:
         self.ended: set[int] = set()
         self.trimmed_seq = 0
         self.failures_left = self.reads = 0
+        # For the next one who reads.
+        self.is_away = False
         self.arrived = asyncio.Event()
 
     @property
@@ -76,6 +78,9 @@ class MemoryJournal:
                 return self.records[start : start + count]
             self.arrived.clear()
             await self.arrived.wait()
+            if self.is_away:
+                self.is_away = False
+                raise Unavailable("away")
 
 
 class Reader:
@@ -285,6 +290,23 @@ async def test_a_closed_subscription_leaves_nothing_and_ends() -> None:
     follower.take(JournalRecord(seq=3, sequence_ids=[1], positions=[1], token_ids=[5]))
     assert [update async for update in early] == []
     assert [update async for update in placed] == []
+
+
+async def test_who_waits_for_a_record_that_is_lost_is_told_what_is_known() -> None:
+    """A store that has gone back, and whose clock is behind, does not come to that number soon."""
+    journal = MemoryJournal()
+    follower = Follower(journal)
+    journal.commit([1], [])
+    tail = asyncio.create_task(follower.run())
+    await eventually(lambda: follower.is_connected)
+    follower.take(journal.records[0])
+    with follower.subscribe([2], from_seq=9) as subscription:
+        journal.ended.add(2)
+        journal.is_away = True
+        journal.arrived.set()
+        update = await asyncio.wait_for(anext(subscription), 60)
+        assert update.finished is not None
+    tail.cancel()
 
 
 async def test_a_thousand_holes_are_filled_by_a_few_reads() -> None:
