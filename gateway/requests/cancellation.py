@@ -87,8 +87,9 @@ class Releases:
         self._asked.set()
 
     def adopt(self, submitting: "asyncio.Future[Submitted]", id: str, *, is_minted: bool) -> None:
-        """A submit whose client left while it was under way: if it gets accepted, cancel it; also
-        if it may have been, and nobody could ever ask for an id that we have just minted.
+        """A submit whose client left while it was under way: if it gets accepted, cancel it, unless
+        somebody may have asked before the store heard of it. If it may have been: only what has an
+        id that we have just minted, which nobody could ever ask for.
         """
 
         def settle(finished: "asyncio.Future[Submitted]") -> None:
@@ -96,7 +97,7 @@ class Releases:
             if finished.cancelled():
                 return
             error = finished.exception()
-            if error is None:
+            if error is None and (is_minted or finished.result().is_new):
                 self.ask(Release(id, attempt=finished.result().attempt))
             elif is_minted and isinstance(error, Unavailable):
                 self.ask(Release(id))

@@ -13,6 +13,7 @@ from redis.asyncio import Redis
 
 from kaiten.v1 import inference_service_pb2 as pb
 from kaiten.v1.common_pb2 import SamplingParams
+from ledger import Submitted
 from ledger.batches.conversations import KeptConversation
 from ledger.scripts import CONVERSATION_KEEP
 from ledger.servers.connections import Command
@@ -88,6 +89,39 @@ async def test_who_has_left_ends_nothing_that_somebody_came_back_to(
         await until(lambda: not other.service.generation_service._active, "it is noticed there")
         stack.scheduler.is_open.set()
         await until(lambda: bool(stack.scheduler.cancels), "it is cancelled")
+
+
+async def test_who_has_left_ends_nothing_that_was_accepted_for_another(
+    stack: Stack, tmp_path: Path, redis_url: str, cell: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store hears of whoever asked first when it has accepted it for whoever asked last."""
+    ledger = stack.gateway.service.link.ledger
+    releases = stack.gateway.service.generation_service.releases
+    submit, is_asked, may_submit = ledger.submit, asyncio.Event(), asyncio.Event()
+
+    async def late(*args: Any, **rest: Any) -> Submitted:
+        is_asked.set()
+        await may_submit.wait()
+        return await submit(*args, **rest)
+
+    monkeypatch.setattr(ledger, "submit", late)
+    stack.scheduler.is_open.clear()
+    request = pb.GenerateRequest(text="x", request_id="c", sampling=SamplingParams(max_tokens=9))
+    async with running_gateway(tmp_path / "model", redis_url, cell) as other:
+        await until(lambda: not other.service.generation_service.readiness.problem, "readiness")
+        left = stack.gateway.inference.Generate(request, timeout=WAIT_S)
+        await asyncio.wait_for(is_asked.wait(), WAIT_S)
+        left.cancel()
+        await until(lambda: bool(releases._adopted), "it is noticed")
+        back = other.inference.Generate(request, timeout=WAIT_S)
+        assert (await back.read()).event.HasField("accepted")
+        may_submit.set()
+        await until(lambda: not releases._adopted, "the store has heard of it")
+        await asyncio.wait_for(releases.settled(), WAIT_S)
+        stack.scheduler.is_open.set()
+        while not (await back.read()).event.HasField("finished"):
+            pass
+    assert stack.scheduler.cancels == []
 
 
 async def test_a_forged_cursor_is_data_loss_and_ends_nothing(stack: Stack) -> None:
