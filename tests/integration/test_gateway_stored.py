@@ -185,6 +185,7 @@ async def test_a_cursor_of_another_choice_or_request_is_data_loss(stack: Stack) 
         ({"background": True}, "at nothing", "deleted"),
         ({"background": True}, "at it", "expired"),
         ({"background": True}, "at its stream", "expired"),
+        ({"background": True}, "too late to cancel it", "expired"),
     ],
 )
 async def test_what_a_response_said_stays_in_its_conversation(
@@ -198,7 +199,10 @@ async def test_what_a_response_said_stays_in_its_conversation(
     assert (await http.post("/v1/responses", json=body, headers=named)).status_code == 200
     await until(lambda: bool(stack.scheduler.submits), "the submit")
     await until(lambda: stack.scheduler.live_count == 0, "the end")
-    if looks != "at nothing":
+    if looks == "too late to cancel it":
+        told = (await http.post("/v1/responses/resp_it/cancel")).json()
+        assert told["status"] == "completed"
+    elif looks != "at nothing":
         query = {"stream": "true"} if looks == "at its stream" else {}
         assert (await http.get("/v1/responses/resp_it", params=query)).status_code == 200
     if leaves == "deleted":
@@ -208,6 +212,29 @@ async def test_what_a_response_said_stays_in_its_conversation(
         async with Redis.from_url(redis_url) as store:
             assert await store.delete(keys.request(record.id), keys.result(record.id)) == 2
     assert (await http.get("/v1/responses/resp_it")).status_code == 404
+    items = (await http.get(f"{talk}/items")).json()["data"]
+    assert [each["content"][0]["text"] for each in items] == ["Hi", "x"]
+
+
+@pytest.mark.parametrize("asked", [{}, {"stream": True}], ids=str)
+async def test_it_stays_though_its_gateway_drains(
+    stack: Stack, http: httpx.AsyncClient, redis_url: str, asked: Any
+) -> None:
+    """Which lets nobody in any more, itself neither."""
+    stack.says("Hi")
+    stack.scheduler.is_open.clear()
+    readiness = stack.gateway.service.generation_service.readiness
+    talk = f"/v1/conversations/{(await http.post('/v1/conversations', json={})).json()['id']}"
+    body = {"input": "x", "conversation": talk.rpartition("/")[2], **asked}
+    asking = asyncio.create_task(http.post("/v1/responses", json=body))
+    await until(lambda: bool(stack.gateway.service.generation_service._active), "it is accepted")
+    readiness.drain()
+    stack.scheduler.is_open.set()
+    assert (await asking).status_code == 200
+    keys, (record,) = stack.ledger.keys, stack.scheduler.submits
+    async with Redis.from_url(redis_url) as store:
+        assert await store.delete(keys.request(record.id), keys.result(record.id)) == 2
+    readiness.is_draining = False
     items = (await http.get(f"{talk}/items")).json()["data"]
     assert [each["content"][0]["text"] for each in items] == ["Hi", "x"]
 

@@ -12,7 +12,7 @@ from typing import Final, Self
 from gateway.openai.conversations.content import Content, Round
 from gateway.openai.operation import Api
 from gateway.openai.packing import unpacked
-from gateway.openai.responses.reply import ID_PREFIX, Item, message_id
+from gateway.openai.responses.reply import ID_PREFIX, Item, Response, message_id
 from gateway.openai.responses.stored import StoredResponse
 from gateway.openai.responses.turns import as_item, items_of_turns
 from gateway.tenants import Tenant
@@ -40,13 +40,15 @@ class StoredConversation:
         return cls(api, tenant, kept, content)
 
     @classmethod
-    async def find(cls, api: Api, tenant: Tenant, id: str, *, field: str = "id") -> Self:
-        """With what a response has said that has ended since. NotFound."""
+    async def find(
+        cls, api: Api, tenant: Tenant, id: str, *, field: str = "id", over: Response | None = None
+    ) -> Self:
+        """With what a response has said that has ended since; `over` is known to have. NotFound."""
         check_id(id, field)
         for _ in range(TRIES_MAX):
             kept = await api.link.ledger.conversations.find(tenant.name, id)
             found = cls(api, tenant, kept, await unpacked(kept.content, Content))
-            if (now := await found._looked_at()) is not None:
+            if (now := await found._looked_at(over)) is not None:
                 return now
         raise _contended(id)
 
@@ -74,17 +76,16 @@ class StoredConversation:
             if not now.content.has_round_of(request_id):
                 raise _contended(self.kept.id)
 
-    async def _looked_at(self) -> Self | None:
+    async def _looked_at(self, over: Response | None) -> Self | None:
         """None: somebody else changed it at the same time."""
         if (waiting := self.content.open_round) is None:
             return self
-        try:
-            stored = await StoredResponse.find(
-                self.api, self.tenant, ID_PREFIX + waiting.request_id
-            )
-            over = await stored.over()
-        except NotFound:
-            return await self._with(self.content.closed(None))
+        public = ID_PREFIX + waiting.request_id
+        if over is None or over.id != public:
+            try:
+                over = await (await StoredResponse.find(self.api, self.tenant, public)).over()
+            except NotFound:
+                return await self._with(self.content.closed(None))
         if over is None:
             return self
         is_told = over.status in ("completed", "incomplete")

@@ -80,7 +80,7 @@ async def create_response(api: Api, exchange: HttpExchange, body: ResponseBody) 
             await exchange.send_json(200, msgspec.structs.replace(stored.begun, status="queued"))
         else:
             response = await stored.collected(generation)
-            await _tell_conversation(stored)
+            await _tell_conversation(stored, response)
             await exchange.send_json(200, response)
 
 
@@ -97,18 +97,18 @@ async def _join(
         raise
 
 
-async def _tell_conversation(stored: StoredResponse) -> None:
+async def _tell_conversation(stored: StoredResponse, over: Response) -> None:
     """What one that has ended said becomes items there, if nobody has looked since: they stay when
     it leaves. Before its end is told: then whoever hears of it may rely on that, and nothing is
     done for who has their answer. Who comes next does it if we cannot.
     """
     with suppress(KaitenError):
-        await _look_at_conversation(stored)
+        await _look_at_conversation(stored, over)
 
 
-async def _look_at_conversation(stored: StoredResponse) -> None:
+async def _look_at_conversation(stored: StoredResponse, over: Response | None = None) -> None:
     if (name := stored.note.asked.conversation) is not None:
-        await StoredConversation.find(stored.api, stored.tenant, name.id)
+        await StoredConversation.find(stored.api, stored.tenant, name.id, over=over)
 
 
 async def count_input_tokens(api: Api, exchange: HttpExchange, body: ResponseBody) -> None:
@@ -140,8 +140,9 @@ async def get_response(api: Api, exchange: HttpExchange, _body: None) -> None:
         return
     status, begun = await service.status(stored.request_id, tenant), stored.begun
     if status.done is not None:
-        await _tell_conversation(stored)
-        await exchange.send_json(200, await stored.whole())
+        response = await stored.whole()
+        await _tell_conversation(stored, response)
+        await exchange.send_json(200, response)
     elif status.queue.position is not None:
         place = QueuePlace(status.queue.position, status.queue.reason)
         await exchange.send_json(200, msgspec.structs.replace(begun, status="queued", queue=place))
@@ -159,6 +160,8 @@ async def cancel_response(api: Api, exchange: HttpExchange, _body: None) -> None
     except TimeoutError:
         # Nobody schedules at the moment. It is accepted, and will be done.
         response = stored.begun
+    else:
+        await _tell_conversation(stored, response)
     await exchange.send_json(200, response)
 
 
@@ -189,10 +192,9 @@ async def _stream(
     parts = stored.parts(generation)
 
     async def finish(end: Finished, told: Told | None) -> Response:
-        await _tell_conversation(stored)
-        if told is None:
-            return await stored.whole()
-        return stored.ended(told, end, parts.ends())
+        ended = await stored.whole() if told is None else stored.ended(told, end, parts.ends())
+        await _tell_conversation(stored, ended)
+        return ended
 
     ping_s = stored.api.config.sse_ping_s
     stream = (ItemStream if generation.is_parsed else TextStream)(stored.begun, resumed)
