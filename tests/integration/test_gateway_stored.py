@@ -1,8 +1,9 @@
 """Coming back to a request: by position and by cursor, over both doors, live and finished."""
 
 import asyncio
+import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from redis.asyncio import Redis
 
 from kaiten.v1 import inference_service_pb2 as pb
 from kaiten.v1.common_pb2 import SamplingParams
+from kaiten.v1.ledger_pb2 import SubmitRecord
 from ledger import Submitted
 from ledger.batches.conversations import KeptConversation
 from ledger.scripts import CONVERSATION_KEEP
@@ -55,23 +57,36 @@ async def test_every_cursor_continues_exactly_where_it_was_made(stack: Stack) ->
     assert not deltas_of(await attach(stack, "c"))[0].cursor
 
 
+def stops_at(stack: Stack, *positions: int) -> None:
+    """From now on no output ends by itself, and the scheduler waits before each of these."""
+
+    def script(record: SubmitRecord, _choice: int) -> Iterator[int]:
+        for position in itertools.count():
+            if position in positions:
+                stack.scheduler.is_open.clear()
+            yield record.prompt_token_ids[0]
+
+    stack.scheduler.script = script
+
+
 @pytest.mark.parametrize("comes_back", [pb.GenerateRequest(text="x"), pb.AttachRequest()])
 async def test_who_has_left_ends_nothing_that_somebody_came_back_to(
     stack: Stack, tmp_path: Path, redis_url: str, cell: str, comes_back: Any
 ) -> None:
     """That a connection broke may be noticed long after its client is at another gateway."""
-    comes_back.request_id, stack.scheduler.step_s = "c", 0.01
+    comes_back.request_id = "c"
+    stops_at(stack, 4, 20)
     sampling = SamplingParams(max_tokens=100, ignore_eos=True)
     request = pb.GenerateRequest(text="x", request_id="c", sampling=sampling)
     if isinstance(comes_back, pb.GenerateRequest):
         comes_back.sampling.CopyFrom(sampling)
     service = stack.gateway.service.generation_service
     async with running_gateway(tmp_path / "model", redis_url, cell) as other:
-        await until(lambda: not other.service.generation_service.readiness.problem, "readiness")
+        there = other.service.generation_service
+        await until(lambda: not there.readiness.problem, "readiness")
         left = stack.gateway.inference.Generate(request, timeout=WAIT_S)
         assert (await left.read()).event.HasField("accepted")
-        await left.read()
-        stack.scheduler.is_open.clear()
+        await until(lambda: stack.scheduler.is_parked, "it is half-way")
         is_attach = isinstance(comes_back, pb.AttachRequest)
         ask = other.inference.Attach if is_attach else other.inference.Generate
         back = ask(comes_back, timeout=WAIT_S)
@@ -82,11 +97,12 @@ async def test_who_has_left_ends_nothing_that_somebody_came_back_to(
         stack.scheduler.is_open.set()
         while (event := (await back.read()).event).delta.position < 10:
             assert not event.HasField("finished")
+        await until(lambda: stack.scheduler.is_parked, "it has come further")
         assert stack.scheduler.cancels == []
         # Who came back is the one whom it is for.
-        stack.scheduler.is_open.clear()
         back.cancel()
-        await until(lambda: not other.service.generation_service._active, "it is noticed there")
+        await until(lambda: not there._active, "it is noticed there")
+        await asyncio.wait_for(there.releases.settled(), WAIT_S)
         stack.scheduler.is_open.set()
         await until(lambda: bool(stack.scheduler.cancels), "it is cancelled")
 
