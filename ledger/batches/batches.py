@@ -139,8 +139,9 @@ class Batches:
             await self.move(name, "failed", of=())
 
     async def answer(self, name: BatchName, line: int, answer: bytes, *, is_ok: bool) -> None:
-        """Of a line; the first one stays. NotFound: the batch is over. Overloaded: the answers of
-        its tenant's live batches are as large as a file may be. Failures are always taken.
+        """Of a line; the first one stays. NotFound: the batch is not computed any more: all that is
+        answered may be written down by now. Overloaded: the answers of its tenant's live batches
+        are as large as a file may be. Failures are always taken.
         """
         keys, limits = self._store.keys, self._store.limits
         state = "completed" if is_ok else "failed"

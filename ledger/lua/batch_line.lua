@@ -3,10 +3,10 @@
 -- KEYS  meta, batch:<tenant>:<id>, batch:<tenant>:<id>:lines, answers:<tenant>
 -- ARGV  1 store nonce, 2 number of the line, 3 answer, 4 completed or failed, 5 <tenant>:<id>,
 --       6 bytes of answers of the tenant's live batches at most: beyond, only failures are taken
--- reply {OK} | {FULL, bytes} | {NONE}: the batch is over | {STORE_LOST}
+-- reply {OK} | {FULL, bytes} | {NONE}: it is not computed any more, and what was answered is being written down | {STORE_LOST}
 if redis.call('HGET', KEYS[1], 'nonce') ~= ARGV[1] then return {'STORE_LOST'} end
 local state = redis.call('HGET', KEYS[2], 'status')
-if state ~= 'in_progress' and state ~= 'cancelling' then return {'NONE'} end
+if state ~= 'in_progress' then return {'NONE'} end
 local bytes, kept = #ARGV[3] + #ARGV[2] + 64, 0
 if ARGV[4] == 'completed' and redis.call('HSTRLEN', KEYS[3], ARGV[2]) == 0 then
   local live = redis.call('HGETALL', KEYS[4])

@@ -62,6 +62,24 @@ async def test_an_answer_is_written_once_and_counted_once(redis_url: str, cell: 
     await ledger.close()
 
 
+async def test_what_is_written_down_is_all_that_was_answered(redis_url: str, cell: str) -> None:
+    """Another driver may not have seen yet that the batch is to be cancelled."""
+    ledger = await Ledger.connect(redis_url, cell=cell)
+    batches = ledger.batches
+    await batches.new(NAME, FIELDS, window_s=60)
+    await batches.move(NAME, "in_progress", of=("validating",))
+    await batches.answer(NAME, 1, b"in time", is_ok=True)
+    await batches.move(NAME, "cancelling", of=("in_progress",))
+    numbers = await batches.answered(NAME)
+    for is_ok in (True, False):
+        with pytest.raises(NotFound):
+            await batches.answer(NAME, 2, b"late", is_ok=is_ok)
+    await batches.move(NAME, "cancelled", of=("cancelling",))
+    found = await batches.find(NAME)
+    assert found.number("completed") + found.number("failed") == len(numbers) == 1
+    await ledger.close()
+
+
 async def test_one_drives_and_another_when_it_says_nothing(redis_url: str, cell: str) -> None:
     ledger = await Ledger.connect(redis_url, cell=cell)
     assert await ledger.batches.hold(NAME, "me", 60_000)

@@ -229,6 +229,9 @@ class BatchRun:
                 fields = {"is_late": "1"} if await self._left_s(now) <= 0 else {}
         except InputGone as error:
             await self._answer_rest(batch, LineProblem("input_gone", str(error)))
+        except NotFound:
+            # An answer came too late: its state is another by now.
+            return
         finally:
             feeding.cancel()
             await asyncio.wait({feeding})
