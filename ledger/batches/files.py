@@ -72,7 +72,7 @@ class Files:
     ) -> StoredFile:
         """The file of all pieces, for so long if that is less than all may be kept.
 
-        Again: what it was. Overloaded: the tenant keeps too much.
+        Again: what it was, whoever is late with another. Overloaded: the tenant keeps too much.
         """
         keys, limits = self._store.keys, self._store.limits
         kept_s = min(ttl_s or limits.files_ttl_s, limits.files_ttl_s)
@@ -99,15 +99,9 @@ class Files:
             )
         if verdict == b"GONE":
             raise Unavailable("a piece of the file was lost on its way; send it again")
-        return StoredFile(
-            id=id,
-            filename=filename,
-            purpose=purpose,
-            size_bytes=size_bytes,
-            chunks=chunks,
-            created_at=int(rest[0]),
-            expires_at=int(rest[1]),
-        )
+        kept = _file(id, rest)
+        assert kept is not None
+        return kept
 
     async def find(self, tenant: str, id: str) -> StoredFile:
         """NotFound: no such file of this tenant, or not any more."""

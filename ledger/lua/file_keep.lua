@@ -3,14 +3,17 @@
 -- KEYS  meta, shelf:<tenant> as shelf.lua has it, file:<tenant>:<id>, its pieces in order
 -- ARGV  1 store nonce, 2 id, 3 bytes, 4 how long to keep it in s, 5 file name, 6 purpose,
 --       7 bytes of the tenant at most, 8 files of it at most, 9 bytes that a file counts for at least
--- reply {OK, created at, expires at} | {FULL, bytes kept} | {MANY, files kept} | {GONE}: a piece is not there any more
+-- reply {OK, what it is: its bytes, pieces, created at, expires at, file name, purpose} | {FULL, bytes kept} | {MANY, files kept} | {GONE}: a piece is not there any more
 --       | {STORE_LOST}
 if redis.call('HGET', KEYS[1], 'nonce') ~= ARGV[1] then return {'STORE_LOST'} end
-local known = redis.call('HMGET', KEYS[6], 'created_at', 'expires_at')
+local function whole()
+  return redis.call('HMGET', KEYS[6], 'bytes', 'chunks', 'created_at', 'expires_at', 'filename', 'purpose')
+end
+local known = whole()
 if known[1] then
-  -- A gateway of an earlier version may just have sent its pieces again.
-  for i = 7, #KEYS do redis.call('EXPIRE', KEYS[i], redis.call('TTL', KEYS[6])) end
-  return {'OK', known[1], known[2]}
+  -- A gateway of an earlier version may just have sent its pieces again; what is behind them is no part of it.
+  for i = 7, math.min(#KEYS, 6 + tonumber(known[2])) do redis.call('EXPIRE', KEYS[i], redis.call('TTL', KEYS[6])) end
+  return {'OK', unpack(known)}
 end
 local now, counted = tonumber(redis.call('TIME')[1]), math.max(tonumber(ARGV[3]), tonumber(ARGV[9]))
 local kept = shelf_bytes(now)
@@ -26,4 +29,4 @@ local expires_at = shelf_add(KEYS[2], ARGV[2], counted, now, tonumber(ARGV[4]), 
 redis.call('HSET', KEYS[6], 'bytes', ARGV[3], 'chunks', #KEYS - 6, 'created_at', created_at, 'expires_at', expires_at,
   'filename', ARGV[5], 'purpose', ARGV[6], 'counted', string.format('%.0f', counted))
 for i = 6, #KEYS do redis.call('EXPIRE', KEYS[i], ARGV[4]) end
-return {'OK', created_at, expires_at}
+return {'OK', unpack(whole())}

@@ -331,13 +331,18 @@ async def test_a_file_that_is_kept_stays_as_it_is_whoever_is_late(
     the file meanwhile, and its answers are gone.
     """
     ledger = await Ledger.connect(redis_url, cell=cell)
+    await ledger.files.put("alice", "f-output", 1, b"of whoever is late")
     await keep(ledger, "f-output")
     kept = await ledger.files.find("alice", "f-output")
-    chunk = ledger.keys.file_chunk("alice", "f-output", 0)
+    chunk, late = (ledger.keys.file_chunk("alice", "f-output", number) for number in (0, 1))
     async with Redis.from_url(redis_url) as client:
         ends_ms = await client.pexpiretime(chunk)
         await ledger.files.put("alice", "f-output", 0, b"and more")
+        about: Any = {"filename": "other", "purpose": "batch", "size_bytes": 26, "chunks": 2}
+        assert await ledger.files.keep("alice", "f-output", **about) == kept
         assert await client.pexpiretime(chunk) >= ends_ms
+        # It is no piece of the file, and would outlive it.
+        assert await client.ttl(late) <= files_module.UPLOAD_S_MAX
     assert [piece async for piece in ledger.files.read("alice", kept)] == [b"a"]
     await ledger.close()
 
