@@ -18,6 +18,7 @@ from gateway.observe.tracing import Trace, Tracing
 from gateway.requests import tool_rules, validation
 from gateway.requests.cancellation import Followers, Release, Releases
 from gateway.requests.delivery import Deliveries, Delivery
+from gateway.requests.door import Door
 from gateway.requests.presentation import Presenter
 from gateway.requests.prompts import Prompter, is_long
 from gateway.requests.reading import constrained, is_held, marks
@@ -51,7 +52,6 @@ from service_kit.errors import (
     InvalidRequest,
     KaitenError,
     NotFound,
-    Overloaded,
     Unavailable,
 )
 
@@ -66,7 +66,7 @@ class RequestStatus:
 
 
 class GenerationService:
-    """One per gateway. Everything that is followed here is in `_active`."""
+    """One per gateway."""
 
     def __init__(
         self,
@@ -95,15 +95,11 @@ class GenerationService:
         self._request_log = request_log
         self._explainer = explainer
         self._grammars = grammars
-        self._streams_max = streams_max
         self._timeout_s = timeout_s
         self._presenter = Presenter(card)
-        self._active: dict[Generation, None] = {}
+        self.door = Door(readiness, streams_max)
         self._deliveries = Deliveries()
         self._followers = Followers()
-        self._opening = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
         self._is_closed = False
 
     @property
@@ -138,13 +134,12 @@ class GenerationService:
         finally:
             generation.close()
             self._deliveries.closed(generation.id, generation.delivery, is_done=generation.is_done)
-            self._active.pop(generation, None)
+            self.door.left(generation)
             attempt = self._followers.left(generation.id)
             goes_on = keep_running or attempt is None or self._is_closed
             if not (generation.is_done or goes_on):
                 self.releases.ask(Release(generation.id, attempt=attempt))
             self._count(generation, error, goes_on=goes_on)
-            self._note_idle()
 
     def _count(self, generation: Generation, error: BaseException | None, *, goes_on: bool) -> None:
         """An end for the metrics and the trace. Of those who attach, nothing is counted."""
@@ -172,7 +167,7 @@ class GenerationService:
             self._meters.opening(request, tenant) as visit,
             self._tracing.opening(request) as trace,
             self._request_log.opening(request, tenant),
-            self._door(),
+            self.door.opening(),
         ):
             delivery = Delivery(request.arrived_ns)
             self._check(request, tenant)
@@ -215,7 +210,7 @@ class GenerationService:
         keep_running: bool = True,
     ) -> Generation:
         """Follow an accepted request, running or finished, from these positions or cursors."""
-        with self._door():
+        with self.door.opening():
             if positions and cursors:
                 raise InvalidRequest("cursors", "must not be given together with positions")
             found = await self._find(request_id, tenant)
@@ -294,7 +289,7 @@ class GenerationService:
 
     async def tokenize(self, request: GenerationRequest, tenant: Tenant) -> Sequence[int]:
         """A prompt's ids, as `generate` would use them, and let in as a request would be."""
-        with self._door():
+        with self.door.opening():
             limits = self.limits
             check(request, limits, self.card.name)
             tool_rules.check(request)
@@ -306,7 +301,7 @@ class GenerationService:
 
     async def detokenize(self, request: GenerationRequest) -> str:
         """The text of a TokenPrompt."""
-        with self._door():
+        with self.door.opening():
             check(request, self.limits, self.card.name)
             assert isinstance(request.prompt, TokenPrompt)
             pieces = (
@@ -316,7 +311,7 @@ class GenerationService:
 
     async def drained(self) -> None:
         """Wait until nobody is followed here any more."""
-        await self._idle.wait()
+        await self.door.drained()
 
     def close(self) -> None:
         """End every stream so that clients resume elsewhere. Nothing is cancelled by it."""
@@ -325,26 +320,8 @@ class GenerationService:
         self.interrupt(error)
 
     def interrupt(self, error: KaitenError) -> None:
-        for generation in tuple(self._active):
+        for generation in tuple(self.door.active):
             generation.interrupt(error)
-
-    @contextmanager
-    def _door(self) -> Iterator[None]:
-        """Bounds what is being opened and followed; closed while draining."""
-        if self.readiness.is_draining:
-            raise Unavailable("this gateway is draining; use another one")
-        if len(self._active) + self._opening >= self._streams_max:
-            live, limit = len(self._active) + self._opening, self._streams_max
-            raise Overloaded(
-                "too many streams", 1.0, limit, live=live, subject="gateway", rule="streams_max"
-            )
-        self._opening += 1
-        self._idle.clear()
-        try:
-            yield
-        finally:
-            self._opening -= 1
-            self._note_idle()
 
     def _check(self, request: GenerationRequest, tenant: Tenant) -> None:
         """Raise what can be said of it before any work."""
@@ -406,10 +383,6 @@ class GenerationService:
                 raise InvalidRequest("conversation.tools", error.rule) from error
             raise
 
-    def _note_idle(self) -> None:
-        if not self._active and not self._opening:
-            self._idle.set()
-
     def _place(self, sequence_id: int, tenant: str) -> QueuePosition:
         return queue_position_of(self.readiness.watch.record, sequence_id, tenant)
 
@@ -464,7 +437,7 @@ class GenerationService:
             release=self.releases.ask,
             render=render,
         )
-        self._active[generation] = None
+        self.door.came(generation)
         self._followers.came(id, attempt)
         return generation
 

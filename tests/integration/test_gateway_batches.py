@@ -75,7 +75,7 @@ async def test_leaving_a_batch_cancels_all_of_it(stack: Stack) -> None:
             break
     call.cancel()
     await until(lambda: len(stack.scheduler.cancels) == 3, "three cancels")
-    await until(lambda: not stack.gateway.service.generation_service._active, "nobody followed")
+    await until(lambda: not stack.gateway.service.generation_service.door.active, "nobody followed")
     await until(lambda: stack.scheduler.live_count == 1, "three ends")
 
 

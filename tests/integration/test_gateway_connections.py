@@ -148,7 +148,7 @@ async def test_a_hundred_visitors_leave_every_place_free(
 
         for _ in range(25):
             await asyncio.gather(*(visit() for _ in range(4)))
-            await until(lambda: not service._active, "nobody followed")
+            await until(lambda: not service.door.active, "nobody followed")
         stack.scheduler.is_open.clear()
         calls = [
             stack.gateway.inference.Generate(pb.GenerateRequest(text="x"), timeout=300)

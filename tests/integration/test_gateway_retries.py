@@ -94,7 +94,7 @@ async def test_overload_is_asked_again(stack: Stack) -> None:
     async with default_client(stack) as (client, sent):
         first = asyncio.create_task(client.completions.create(model=MODEL, prompt="x"))
         await until(
-            lambda: stack.gateway.service.generation_service._active != {}, "the first is live"
+            lambda: stack.gateway.service.generation_service.door.active != {}, "the first is live"
         )
         # More tries than it is shipped with: the first one's place may take a moment to be free.
         patient = client.with_options(max_retries=50)

@@ -92,7 +92,7 @@ async def test_who_has_left_ends_nothing_that_somebody_came_back_to(
         back = ask(comes_back, timeout=WAIT_S)
         assert (await back.read()).event.HasField("accepted")
         left.cancel()
-        await until(lambda: not service._active, "it is noticed")
+        await until(lambda: not service.door.active, "it is noticed")
         await asyncio.wait_for(service.releases.settled(), WAIT_S)
         stack.scheduler.is_open.set()
         while (event := (await back.read()).event).delta.position < 10:
@@ -101,7 +101,7 @@ async def test_who_has_left_ends_nothing_that_somebody_came_back_to(
         assert stack.scheduler.cancels == []
         # Who came back is the one whom it is for.
         back.cancel()
-        await until(lambda: not there._active, "it is noticed there")
+        await until(lambda: not there.door.active, "it is noticed there")
         await asyncio.wait_for(there.releases.settled(), WAIT_S)
         stack.scheduler.is_open.set()
         await until(lambda: bool(stack.scheduler.cancels), "it is cancelled")
@@ -243,7 +243,9 @@ async def test_it_stays_though_its_gateway_drains(
     talk = f"/v1/conversations/{(await http.post('/v1/conversations', json={})).json()['id']}"
     body = {"input": "x", "conversation": talk.rpartition("/")[2], **asked}
     asking = asyncio.create_task(http.post("/v1/responses", json=body))
-    await until(lambda: bool(stack.gateway.service.generation_service._active), "it is accepted")
+    await until(
+        lambda: bool(stack.gateway.service.generation_service.door.active), "it is accepted"
+    )
     readiness.drain()
     stack.scheduler.is_open.set()
     assert (await asking).status_code == 200

@@ -189,7 +189,7 @@ async def test_streams_go_on_through_a_renewal_and_new_connections_see_it(
         body = {"model": MODEL, "prompt": "x", "stream": True}
         url = f"{https_url(stack)}/v1/completions"
         async with http.stream("POST", url, json=body) as answer:
-            await until(lambda: len(service.generation_service._active) == 2, "both requests")
+            await until(lambda: len(service.generation_service.door.active) == 2, "both requests")
             before = [shown_at(service.grpc_port, tls), shown_at(service.http_port, tls)]
             seen_before = await asyncio.gather(*before)
             renew(files, new)
