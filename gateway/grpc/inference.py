@@ -90,7 +90,7 @@ class InferenceServicer(inference_grpc.InferenceServiceServicer):
                 generation = await self._service.generate(
                     _generation_request(request, context), tenant
                 )
-            with self._service.following(generation, keep_running=request.keep_running):
+            with self._service.following(generation):
                 async for events in generation:
                     answers = [pb.GenerateBatchResponse() for _ in events]
                     for answer, event in zip(answers, events, strict=True):
@@ -120,7 +120,7 @@ class InferenceServicer(inference_grpc.InferenceServiceServicer):
         response_of: type[pb.GenerateResponse | pb.AttachResponse],
     ) -> None:
         with_ids = request.return_token_ids
-        with self._service.following(generation, keep_running=request.keep_running):
+        with self._service.following(generation):
             async for events in generation:
                 for event in events:
                     response = response_of()

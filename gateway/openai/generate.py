@@ -27,10 +27,7 @@ async def generate(api: Api, exchange: HttpExchange, body: GenerationBody) -> No
         for request in requests:
             with body.aliased():
                 generation = await api.generation_service.generate(request, exchange.tenant)
-            following = api.generation_service.following(
-                generation, keep_running=request.keep_running
-            )
-            stack.enter_context(following)
+            stack.enter_context(api.generation_service.following(generation))
             generations.append(generation)
         exchange.accepted()
         head = head_of(

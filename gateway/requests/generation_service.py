@@ -121,7 +121,7 @@ class GenerationService:
         return Model(name=card.name, eos_token_ids=card.eos_token_ids, defaults=card.defaults)
 
     @contextmanager
-    def following(self, generation: Generation, *, keep_running: bool) -> Iterator[Generation]:
+    def following(self, generation: Generation) -> Iterator[Generation]:
         """For the time a client reads. When it leaves early the request is cancelled, unless it is
         to keep running, somebody else follows it here or has asked for it anywhere since, or this
         gateway is going away."""
@@ -136,7 +136,7 @@ class GenerationService:
             self._deliveries.closed(generation.id, generation.delivery, is_done=generation.is_done)
             self.door.left(generation)
             attempt = self._followers.left(generation.id)
-            goes_on = keep_running or attempt is None or self._is_closed
+            goes_on = generation.keep_running or attempt is None or self._is_closed
             if not (generation.is_done or goes_on):
                 self.releases.ask(Release(generation.id, attempt=attempt))
             self._count(generation, error, goes_on=goes_on)
@@ -191,6 +191,7 @@ class GenerationService:
                 attempt=submitted.attempt,
                 render=record.render,
             )
+            generation.keep_running = request.keep_running
             visit.is_repeat = trace.is_repeat = not submitted.is_new
             generation.visit, visit.trace, visit.prompt_tokens = visit, trace, prompt_tokens
             if submitted.is_new:
@@ -207,7 +208,7 @@ class GenerationService:
         *,
         cursors: Sequence[bytes] = (),
         with_cursors: bool = False,
-        keep_running: bool = True,
+        keep_running: bool,
     ) -> Generation:
         """Follow an accepted request, running or finished, from these positions or cursors."""
         with self.door.opening():
@@ -220,7 +221,7 @@ class GenerationService:
                 raise InvalidRequest(field, rule)
             id = _ledger_id(request_id, tenant)
             attempt = 0 if keep_running else await self._link.ledger.attempt(id)
-            return self._follow(
+            generation = self._follow(
                 Accepted(request_id, found.prompt_tokens),
                 id,
                 found.sequence_id,
@@ -236,6 +237,8 @@ class GenerationService:
                 attempt=attempt,
                 render=found.render,
             )
+            generation.keep_running = keep_running
+            return generation
 
     async def cancel(self, request_id: str, tenant: Tenant) -> bool:
         """Stop a request. False: it had ended."""

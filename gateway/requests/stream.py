@@ -245,6 +245,8 @@ class Generation:
         # Of a request that was submitted here; none of one that is attached to.
         self.visit: Visit | None = None
         self.delivery: Delivery | None = None
+        # It goes on when whoever reads here leaves before its end.
+        self.keep_running = False
         self._has_begun = False
         self._on_close: list[Callable[[], None]] = []
 
@@ -281,8 +283,8 @@ class Generation:
             try:
                 events = [*prompt, *self._apply(update)] if prompt else self._apply(update)
             except DataLoss:
-                # Nothing was followed, so nothing is left behind: the request is not cancelled.
-                self.is_done = True
+                # Nothing was followed, so nothing is left behind.
+                self.keep_running = True
                 raise
             if events:
                 if self.visit is not None and not self.visit.first_ns:

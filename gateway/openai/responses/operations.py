@@ -67,7 +67,7 @@ async def create_response(api: Api, exchange: HttpExchange, body: ResponseBody) 
         request = replace(with_headers(asked, exchange), keep_running=goes_on, note=kept)
         generation = await service.generate(request, tenant)
     exchange.accepted()
-    with service.following(generation, keep_running=request.keep_running):
+    with service.following(generation):
         public = ID_PREFIX + generation.accepted.request_id
         stored = StoredResponse.of(api, tenant, public, note)
         if generation.visit is not None and generation.visit.is_repeat and kept:
@@ -133,9 +133,9 @@ async def get_response(api: Api, exchange: HttpExchange, _body: None) -> None:
     if query.get("stream", "") in ("true", "1"):
         is_whole = is_read(service.card, stored.note.tool_names)
         start = 0 if is_whole else resumed.position
-        generation = await service.attach(stored.request_id, tenant, [start])
         # Somebody who only looks does not end what others wait for.
-        with service.following(generation, keep_running=True):
+        generation = await service.attach(stored.request_id, tenant, [start], keep_running=True)
+        with service.following(generation):
             await _stream(exchange, stored, generation, resumed)
         return
     status, begun = await service.status(stored.request_id, tenant), stored.begun

@@ -82,8 +82,9 @@ class StoredResponse:
 
     async def whole(self) -> Response:
         """At its end."""
-        generation = await self.api.generation_service.attach(self.request_id, self.tenant)
-        with self.api.generation_service.following(generation, keep_running=True):
+        service = self.api.generation_service
+        generation = await service.attach(self.request_id, self.tenant, keep_running=True)
+        with service.following(generation):
             return await self.collected(generation)
 
     async def collected(self, generation: Generation) -> Response:
