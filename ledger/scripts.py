@@ -43,7 +43,7 @@ def _with_shelf(name: str) -> Script:
 BIND: Final = _read("bind")
 SUBMIT: Final = _read("submit")
 CANCEL: Final = _read("cancel")
-ATTEMPT: Final = _read("attempt")
+WAIT: Final = _read("wait")
 FORGET: Final = _read("forget")
 ELECT: Final = _read("elect")
 RENEW: Final = _read("renew")

@@ -73,9 +73,11 @@ class Submissions:
         bounds: TenantBounds = NO_BOUNDS,
         *,
         note: bytes = b"",
+        waiter: str = "",
     ) -> Submitted:
         """Accept a request, or find it accepted already. All bounds are decided before anything is
-        written. `note`: kept with it for `note`, and read by nobody else.
+        written. `note`: kept with it for `note`, and read by nobody else. `waiter`: a name that
+        nobody else has, for `cancel`.
         """
         limits = self._store.limits
         if bounds.results_bytes_max is None:
@@ -110,6 +112,7 @@ class Submissions:
                 limits.results_bytes_max,
                 note,
                 str(bounds.results_bytes_max),
+                waiter,
             ),
         )
         if verdict == b"OTHER":
@@ -122,7 +125,6 @@ class Submissions:
             sequence_id=int(rest[0]),
             journal_seq=int(rest[1]),
             is_new=verdict == b"NEW",
-            attempt=int(rest[2]),
         )
 
     def _check_choices(self, choices: int, bounds: TenantBounds) -> None:
@@ -160,10 +162,12 @@ class Submissions:
         choice: int | None = None,
         reason: FinishReason = FinishReason.FINISH_REASON_CANCELLED,
         output_tokens: int = 0,
-        attempt: int | None = None,
+        waiter: str = "",
+        goes_on: bool = False,
     ) -> bool:
         """Ask for the end of a request or of one choice. False: it had ended. Repeats write
-        nothing. `attempt`: of whom it is not for any more; nothing, if somebody has asked since.
+        nothing. `waiter`: who waits for it no more; it ends with the last of them, unless it
+        `goes_on`.
         """
         found = await self.find(id)
         if choice is not None and not 0 <= choice < found.n:
@@ -185,19 +189,17 @@ class Submissions:
                 found.sequence_id,
                 "*" if choice is None else choice,
                 InboxRecord(cancel=record).SerializeToString(),
-                "" if attempt is None else attempt,
+                waiter,
+                int(goes_on),
             ),
         )
         if verdict == b"NONE":
             raise NotFound(f"request {id}")
         return bool(verdict != b"ENDED")
 
-    async def attempt(self, id: str) -> int:
-        """Come back to a request, as a repeat of `submit` does: how often it was asked for. 0: it
-        is not there.
-        """
-        _, count = await self._store.script(scripts.ATTEMPT, (self._store.keys.request(id),), ())
-        return int(count)
+    async def wait(self, id: str, waiter: str) -> None:
+        """Come back to a request, as a repeat of `submit` does; nothing if it is not there."""
+        await self._store.script(scripts.WAIT, (self._store.keys.request(id),), (waiter,))
 
     async def find(self, id: str) -> RequestInfo:
         """A live request, or a finished one while its result is kept. NotFound otherwise."""

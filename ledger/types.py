@@ -124,8 +124,6 @@ class Submitted:
     # The journal when the request was first accepted: everything of it comes later.
     journal_seq: int
     is_new: bool
-    # How often it was asked for by now, this time included.
-    attempt: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

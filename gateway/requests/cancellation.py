@@ -22,34 +22,16 @@ BATCH_MAX: Final = 32
 
 
 class Release(NamedTuple):
-    """One cancel. choice None: the whole request. `output_tokens` counts with STOP. `attempt`: of
-    who left, as Ledger.cancel has it.
+    """One cancel. choice None: the whole request. `output_tokens` counts with STOP. `waiter` and
+    `goes_on`: as Ledger.cancel has them, of who left.
     """
 
     id: str
     choice: int | None = None
     reason: FinishReason = FinishReason.FINISH_REASON_CANCELLED
     output_tokens: int = 0
-    attempt: int | None = None
-
-
-class Followers:
-    """Of one gateway: who follows each request here, and the newest attempt among theirs."""
-
-    def __init__(self) -> None:
-        self._of: dict[str, tuple[int, int]] = {}
-
-    def came(self, id: str, attempt: int) -> None:
-        count, newest = self._of.get(id, (0, 0))
-        self._of[id] = (count + 1, max(attempt, newest))
-
-    def left(self, id: str) -> int | None:
-        """That attempt, if nobody follows it here any more."""
-        count, newest = self._of.pop(id)
-        if count == 1:
-            return newest
-        self._of[id] = (count - 1, newest)
-        return None
+    waiter: str = ""
+    goes_on: bool = False
 
 
 class Canceller(Protocol):
@@ -62,7 +44,8 @@ class Canceller(Protocol):
         choice: int | None,
         reason: FinishReason,
         output_tokens: int,
-        attempt: int | None,
+        waiter: str,
+        goes_on: bool,
     ) -> bool: ...
 
 
@@ -86,10 +69,11 @@ class Releases:
         self._done.clear()
         self._asked.set()
 
-    def adopt(self, submitting: "asyncio.Future[Submitted]", id: str, *, is_minted: bool) -> None:
-        """A submit whose client left while it was under way: if it gets accepted, cancel it, unless
-        somebody may have asked before the store heard of it. If it may have been: only what has an
-        id that we have just minted, which nobody could ever ask for.
+    def adopt(
+        self, submitting: "asyncio.Future[Submitted]", left: Release, unheard: Release
+    ) -> None:
+        """A submit whose client left while it was under way: what is to be asked if it gets
+        accepted, and if it may have been.
         """
 
         def settle(finished: "asyncio.Future[Submitted]") -> None:
@@ -97,10 +81,10 @@ class Releases:
             if finished.cancelled():
                 return
             error = finished.exception()
-            if error is None and (is_minted or finished.result().is_new):
-                self.ask(Release(id, attempt=finished.result().attempt))
-            elif is_minted and isinstance(error, Unavailable):
-                self.ask(Release(id))
+            if error is None:
+                self.ask(left)
+            elif isinstance(error, Unavailable):
+                self.ask(unheard)
 
         self._adopted.add(submitting)
         submitting.add_done_callback(settle)
@@ -131,7 +115,8 @@ class Releases:
                 choice=release.choice,
                 reason=release.reason,
                 output_tokens=release.output_tokens,
-                attempt=release.attempt,
+                waiter=release.waiter,
+                goes_on=release.goes_on,
             )
         except (NotFound, StoreLost):
             # It ended and was forgotten, or everything was.

@@ -16,7 +16,7 @@ from gateway.observe.metrics import Meters
 from gateway.observe.request_log import RequestLog
 from gateway.observe.tracing import Trace, Tracing
 from gateway.requests import tool_rules, validation
-from gateway.requests.cancellation import Followers, Release, Releases
+from gateway.requests.cancellation import Release, Releases
 from gateway.requests.delivery import Deliveries, Delivery
 from gateway.requests.door import Door
 from gateway.requests.presentation import Presenter
@@ -99,7 +99,6 @@ class GenerationService:
         self._presenter = Presenter(card)
         self.door = Door(readiness, streams_max)
         self._deliveries = Deliveries()
-        self._followers = Followers()
         self._is_closed = False
 
     @property
@@ -123,8 +122,8 @@ class GenerationService:
     @contextmanager
     def following(self, generation: Generation) -> Iterator[Generation]:
         """For the time a client reads. When it leaves early the request is cancelled, unless it is
-        to keep running, somebody else follows it here or has asked for it anywhere since, or this
-        gateway is going away."""
+        to keep running, somebody else waits for it here or anywhere, or this gateway is going away.
+        """
         error: BaseException | None = None
         try:
             yield generation
@@ -135,10 +134,9 @@ class GenerationService:
             generation.close()
             self._deliveries.closed(generation.id, generation.delivery, is_done=generation.is_done)
             self.door.left(generation)
-            attempt = self._followers.left(generation.id)
-            goes_on = generation.keep_running or attempt is None or self._is_closed
-            if not (generation.is_done or goes_on):
-                self.releases.ask(Release(generation.id, attempt=attempt))
+            goes_on = generation.keep_running or self._is_closed
+            if not generation.is_done:
+                self.releases.ask(Release(generation.id, waiter=generation.waiter, goes_on=goes_on))
             self._count(generation, error, goes_on=goes_on)
 
     def _count(self, generation: Generation, error: BaseException | None, *, goes_on: bool) -> None:
@@ -175,7 +173,8 @@ class GenerationService:
             named = self._complete(request, trace, tenant)
             record = await self._record(named, tenant)
             trace.submitting()
-            submitted = await self._submit(record, request, tenant, delivery)
+            waiter = _waiter()
+            submitted = await self._submit(record, request, tenant, delivery, waiter)
             prompt_tokens = len(record.prompt_token_ids)
             generation = self._follow(
                 Accepted(named.request_id, prompt_tokens),
@@ -188,10 +187,9 @@ class GenerationService:
                     with_cursors=request.with_cursors,
                 ),
                 from_seq=submitted.journal_seq,
-                attempt=submitted.attempt,
                 render=record.render,
             )
-            generation.keep_running = request.keep_running
+            generation.waiter, generation.keep_running = waiter, request.keep_running
             visit.is_repeat = trace.is_repeat = not submitted.is_new
             generation.visit, visit.trace, visit.prompt_tokens = visit, trace, prompt_tokens
             if submitted.is_new:
@@ -219,8 +217,9 @@ class GenerationService:
             if count > found.n:
                 rule = f"must name at most {found.n} choices, got {count}"
                 raise InvalidRequest(field, rule)
-            id = _ledger_id(request_id, tenant)
-            attempt = 0 if keep_running else await self._link.ledger.attempt(id)
+            id, waiter = _ledger_id(request_id, tenant), _waiter()
+            if not found.is_finished:
+                await self._link.ledger.wait(id, waiter)
             generation = self._follow(
                 Accepted(request_id, found.prompt_tokens),
                 id,
@@ -234,10 +233,9 @@ class GenerationService:
                     with_cursors=with_cursors,
                 ),
                 from_seq=0,
-                attempt=attempt,
                 render=found.render,
             )
-            generation.keep_running = keep_running
+            generation.waiter, generation.keep_running = waiter, keep_running
             return generation
 
     async def cancel(self, request_id: str, tenant: Tenant) -> bool:
@@ -390,26 +388,32 @@ class GenerationService:
         return queue_position_of(self.readiness.watch.record, sequence_id, tenant)
 
     async def _submit(
-        self, record: SubmitRecord, request: GenerationRequest, tenant: Tenant, delivery: Delivery
+        self,
+        record: SubmitRecord,
+        request: GenerationRequest,
+        tenant: Tenant,
+        delivery: Delivery,
+        waiter: str,
     ) -> Submitted:
         """Submit to the end even if the client leaves: what was accepted must be known."""
         delivery.submitting()
         task = asyncio.ensure_future(
-            self._link.ledger.submit(record, request.body_hash, tenant.bounds, note=request.note)
+            self._link.ledger.submit(
+                record, request.body_hash, tenant.bounds, note=request.note, waiter=waiter
+            )
         )
+        left = Release(record.id, waiter=waiter, goes_on=request.keep_running)
+        # It may have been accepted. Nobody could ever ask for an id we have just minted.
+        unheard = left._replace(goes_on=True) if request.request_id else Release(record.id)
         try:
             submitted = await asyncio.shield(task)
         except asyncio.CancelledError:
-            if not request.keep_running:
-                is_minted = not request.request_id
-                self.releases.adopt(task, record.id, is_minted=is_minted)
+            self.releases.adopt(task, left, unheard)
             raise
         except AlreadyExists:
             raise AlreadyExists(f"request {request.request_id!r}") from None
         except Unavailable:
-            # It may have been accepted. Nobody could ever ask for an id we have just minted.
-            if not request.request_id:
-                self.releases.ask(Release(record.id))
+            self.releases.ask(unheard)
             raise
         delivery.accepted()
         return submitted
@@ -422,7 +426,6 @@ class GenerationService:
         choices: Sequence[Choice],
         *,
         from_seq: int,
-        attempt: int,
         render: RenderOptions,
     ) -> Generation:
         """From the first token on: text and stop strings depend on all of it."""
@@ -441,7 +444,6 @@ class GenerationService:
             render=render,
         )
         self.door.came(generation)
-        self._followers.came(id, attempt)
         return generation
 
     def _watch_deadline(self, generation: Generation, wait_s: float) -> None:
@@ -470,6 +472,10 @@ class GenerationService:
             return await self._link.ledger.find(_ledger_id(request_id, tenant))
         except NotFound as error:
             raise NotFound(f"request {request_id!r}", error.why) from None
+
+
+def _waiter() -> str:
+    return secrets.token_hex(8)
 
 
 def _ledger_id(request_id: str, tenant: Tenant) -> str:

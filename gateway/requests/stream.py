@@ -245,7 +245,8 @@ class Generation:
         # Of a request that was submitted here; none of one that is attached to.
         self.visit: Visit | None = None
         self.delivery: Delivery | None = None
-        # It goes on when whoever reads here leaves before its end.
+        # Who waits for it here, and whether it goes on without them.
+        self.waiter = ""
         self.keep_running = False
         self._has_begun = False
         self._on_close: list[Callable[[], None]] = []

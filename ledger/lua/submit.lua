@@ -5,14 +5,17 @@
 -- ARGV  1 store nonce, 2 body hash, 3 n, 4 prompt tokens, 5 choices at most, 6 prompt tokens at most,
 --       7 InboxRecord, 8 RenderOptions, 9 id, 10 prefix of the sequence:<sequence id> keys,
 --       11 tenant, 12 choices and 13 prompt tokens of the tenant at most, 14 bytes of stored results at most,
---       15 note, may be empty, 16 bytes of stored results of the tenant at most
--- reply {NEW | OLD, first sequence id, journal seq at acceptance, how often it was asked for} | {OTHER}: same id, another body
+--       15 note, may be empty, 16 bytes of stored results of the tenant at most, 17 who waits for it, may be empty
+-- reply {NEW | OLD, first sequence id, journal seq at acceptance} | {OTHER}: same id, another body
 --       | {FULL_REQUESTS | FULL_TOKENS | TENANT_REQUESTS | TENANT_TOKENS, live now} | {FULL_RESULTS | TENANT_RESULTS, bytes} | {STORE_LOST}
 if redis.call('HGET', KEYS[1], 'nonce') ~= ARGV[1] then return {'STORE_LOST'} end
-local known = redis.call('HMGET', KEYS[5], 'hash', 'sequence_id', 'accepted_seq')
+local known = redis.call('HMGET', KEYS[5], 'hash', 'sequence_id', 'accepted_seq', 'waiting')
+local waits = ARGV[17] ~= '' and ARGV[17] .. ' ' or ''
 if known[1] then
   if known[1] ~= ARGV[2] then return {'OTHER'} end
-  return {'OLD', known[2], known[3], redis.call('HINCRBY', KEYS[5], 'attempts', 1)}
+  local waiting = known[4] or ''
+  if not string.find(waiting, waits, 1, true) then redis.call('HSET', KEYS[5], 'waiting', waiting .. waits) end
+  return {'OLD', known[2], known[3]}
 end
 local n, prompt_tokens = tonumber(ARGV[3]), tonumber(ARGV[4])
 local tenant_choices, tenant_tokens, tenant_notes = 'choices:' .. ARGV[11], 'prompt_tokens:' .. ARGV[11], 'notes:' .. ARGV[11]
@@ -53,7 +56,7 @@ redis.call('HSET', KEYS[1], 'sequence_id', string.format('%.0f', first + n - 1))
 local entry = redis.call('XADD', KEYS[2], '*', 's', sequence_id, 'r', ARGV[7])
 redis.call('HSET', KEYS[5], 'hash', ARGV[2], 'sequence_id', sequence_id, 'n', n, 'prompt_tokens', prompt_tokens,
   'accepted_seq', seq, 'render', ARGV[8], 'entries', entry, 'tenant', ARGV[11],
-  'results_max', ARGV[16], 'attempts', 1)
+  'results_max', ARGV[16], 'waiting', waits)
 if note_bytes > 0 then
   redis.call('HSET', KEYS[5], 'note', ARGV[15], 'note_bytes', note_bytes)
   redis.call('HINCRBY', KEYS[3], 'notes', note_bytes)
@@ -68,4 +71,4 @@ redis.call('HINCRBY', KEYS[3], 'choices', n)
 redis.call('HINCRBY', KEYS[3], 'prompt_tokens', prompt_tokens)
 redis.call('HINCRBY', KEYS[3], tenant_choices, n)
 redis.call('HINCRBY', KEYS[3], tenant_tokens, prompt_tokens)
-return {'NEW', sequence_id, seq, 1}
+return {'NEW', sequence_id, seq}

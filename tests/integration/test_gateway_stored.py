@@ -69,7 +69,15 @@ def stops_at(stack: Stack, *positions: int) -> None:
     stack.scheduler.script = script
 
 
-@pytest.mark.parametrize("comes_back", [pb.GenerateRequest(text="x"), pb.AttachRequest()])
+@pytest.mark.parametrize(
+    "comes_back",
+    [
+        pb.GenerateRequest(text="x"),
+        pb.AttachRequest(),
+        pb.GenerateRequest(text="x", keep_running=True),
+        pb.AttachRequest(keep_running=True),
+    ],
+)
 async def test_who_has_left_ends_nothing_that_somebody_came_back_to(
     stack: Stack, tmp_path: Path, redis_url: str, cell: str, comes_back: Any
 ) -> None:
@@ -104,15 +112,21 @@ async def test_who_has_left_ends_nothing_that_somebody_came_back_to(
         await until(lambda: not there.door.active, "it is noticed there")
         await asyncio.wait_for(there.releases.settled(), WAIT_S)
         stack.scheduler.is_open.set()
-        await until(lambda: bool(stack.scheduler.cancels), "it is cancelled")
+        await until(lambda: stack.scheduler.live_count == 0, "the end")
+        assert len(stack.scheduler.cancels) == (not comes_back.keep_running)
 
 
+@pytest.mark.parametrize("is_noticed_at_once", [True, False])
 async def test_who_has_left_ends_nothing_that_was_accepted_for_another(
-    stack: Stack, tmp_path: Path, redis_url: str, cell: str, monkeypatch: pytest.MonkeyPatch
+    stack: Stack,
+    tmp_path: Path,
+    redis_url: str,
+    cell: str,
+    monkeypatch: pytest.MonkeyPatch,
+    is_noticed_at_once: bool,
 ) -> None:
     """The store hears of whoever asked first when it has accepted it for whoever asked last."""
-    ledger = stack.gateway.service.link.ledger
-    releases = stack.gateway.service.generation_service.releases
+    ledger, service = stack.gateway.service.link.ledger, stack.gateway.service.generation_service
     submit, is_asked, may_submit = ledger.submit, asyncio.Event(), asyncio.Event()
 
     async def late(*args: Any, **rest: Any) -> Submitted:
@@ -121,23 +135,63 @@ async def test_who_has_left_ends_nothing_that_was_accepted_for_another(
         return await submit(*args, **rest)
 
     monkeypatch.setattr(ledger, "submit", late)
-    stack.scheduler.is_open.clear()
-    request = pb.GenerateRequest(text="x", request_id="c", sampling=SamplingParams(max_tokens=9))
+    stops_at(stack, 4)
+    sampling = SamplingParams(max_tokens=9, ignore_eos=True)
+    request = pb.GenerateRequest(text="x", request_id="c", sampling=sampling)
     async with running_gateway(tmp_path / "model", redis_url, cell) as other:
-        await until(lambda: not other.service.generation_service.readiness.problem, "readiness")
+        there = other.service.generation_service
+        await until(lambda: not there.readiness.problem, "readiness")
         left = stack.gateway.inference.Generate(request, timeout=WAIT_S)
         await asyncio.wait_for(is_asked.wait(), WAIT_S)
-        left.cancel()
-        await until(lambda: bool(releases._adopted), "it is noticed")
+        if is_noticed_at_once:
+            left.cancel()
+            await until(lambda: bool(service.releases._adopted), "it is noticed")
         back = other.inference.Generate(request, timeout=WAIT_S)
         assert (await back.read()).event.HasField("accepted")
         may_submit.set()
-        await until(lambda: not releases._adopted, "the store has heard of it")
-        await asyncio.wait_for(releases.settled(), WAIT_S)
+        if not is_noticed_at_once:
+            assert (await left.read()).event.HasField("accepted")
+            left.cancel()
+        await until(lambda: not (service.releases._adopted or service.door.active), "it is heard")
+        await asyncio.wait_for(service.releases.settled(), WAIT_S)
+        await until(lambda: stack.scheduler.is_parked, "it is half-way")
         stack.scheduler.is_open.set()
         while not (await back.read()).event.HasField("finished"):
             pass
     assert stack.scheduler.cancels == []
+
+
+@pytest.mark.parametrize("first_to_go", [0, 1])
+async def test_it_ends_with_the_last_who_waits(
+    stack: Stack, tmp_path: Path, redis_url: str, cell: str, first_to_go: int
+) -> None:
+    """At whichever gateway, and whoever came last; not with one that sends its clients on."""
+    stops_at(stack, 4)
+    sampling = SamplingParams(max_tokens=100, ignore_eos=True)
+    request = pb.GenerateRequest(text="x", request_id="c", sampling=sampling)
+    async with (
+        running_gateway(tmp_path / "model", redis_url, cell) as other,
+        running_gateway(tmp_path / "model", redis_url, cell) as closing,
+    ):
+        doors, calls = (stack.gateway, other, closing), []
+        for door in doors:
+            service = door.service.generation_service
+            await until(lambda each=service: not each.readiness.problem, "readiness")  # type: ignore[misc]
+            calls.append(door.inference.Generate(request, timeout=WAIT_S))
+            assert (await calls[-1].read()).event.HasField("accepted")
+        closing.service.generation_service.close()
+        await until(lambda: not service.door.active, "they are sent on")
+        await asyncio.wait_for(service.releases.settled(), WAIT_S)
+        for number, which in enumerate((first_to_go, 1 - first_to_go)):
+            await until(lambda: stack.scheduler.is_parked, "it waits")
+            assert (await stack.ledger.find("default:c")).is_finished is False
+            assert len(await stack.ledger.inbox_all()) == 1, number
+            service = doors[which].service.generation_service
+            calls[which].cancel()
+            await until(lambda each=service: not each.door.active, "it is noticed")  # type: ignore[misc]
+            await asyncio.wait_for(service.releases.settled(), WAIT_S)
+        stack.scheduler.is_open.set()
+        await until(lambda: bool(stack.scheduler.cancels), "it is cancelled")
 
 
 async def test_a_forged_cursor_is_data_loss_and_ends_nothing(stack: Stack) -> None:
