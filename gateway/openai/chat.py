@@ -184,6 +184,8 @@ class ChatMessageBody(RequestBody):
     function_call: None = None
     audio: None = None
     annotations: list[Any] | None = None
+    parsed: Any = None
+    """What the SDKs' `parse` made of the content."""
 
     def text(self) -> str | None:
         if isinstance(self.content, list):

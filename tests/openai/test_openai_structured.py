@@ -56,8 +56,12 @@ def test_the_same_seed_is_the_same_object(client: OpenAI) -> None:
 def test_models_are_parsed_whole_and_streamed(client: OpenAI) -> None:
     asked: Any = {"model": MODEL, "messages": MESSAGES, "response_format": Order}
     asked |= {"temperature": 0, "max_tokens": 400}
-    parsed = client.chat.completions.parse(**asked).choices[0].message.parsed
+    message = client.chat.completions.parse(**asked).choices[0].message
+    parsed = message.parsed
     assert isinstance(parsed, Order)
+    # And what the SDK made of it goes on.
+    said: Any = [*MESSAGES, message.to_dict(warnings=False), *MESSAGES]
+    client.chat.completions.create(model=MODEL, messages=said, max_tokens=1)
     with client.chat.completions.stream(**asked) as stream:
         final = stream.get_final_completion()
     assert final.choices[0].message.parsed == parsed

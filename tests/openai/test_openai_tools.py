@@ -77,17 +77,20 @@ def test_it_calls_and_says_what_came_of_it(
     assert words in choice.message.content
 
 
-def test_calls_are_streamed(client: OpenAI) -> None:
+def test_calls_are_streamed_and_what_the_sdk_made_of_them_goes_on(client: OpenAI) -> None:
+    asked: Any = user("Two plates of crab, please.")
+    tools: Any = [{"type": "function", "function": ORDER["function"] | {"strict": True}}]
     with client.chat.completions.stream(
-        model=MODEL,
-        messages=[{"role": "user", "content": "Two plates of crab, please."}],
-        tools=TOOLS,
-        temperature=0,
+        model=MODEL, messages=[asked], tools=tools, temperature=0
     ) as stream:
-        final = stream.get_final_completion()
-    calls: list[Any] = final.choices[0].message.tool_calls or []
+        message = stream.get_final_completion().choices[0].message
+    calls: list[Any] = message.tool_calls or []
     (call,) = calls
     assert json.loads(call.function.arguments) == {"dish": "crab", "plates": 2}
+    assert call.function.parsed_arguments == {"dish": "crab", "plates": 2}
+    answer = {"role": "tool", "tool_call_id": call.id, "content": '{"ok": true}'}
+    choice = told(client, asked, message, answer, tools=tools)
+    assert "2 plates of crab" in choice.message.content
 
 
 @pytest.mark.parametrize("text", ["Hello!", "Is the salmon fresh?", "Tell me a joke."])

@@ -54,12 +54,16 @@ class CalledFunction(RequestBody):
     name: str
     arguments: str
     """A JSON object, as JSON."""
+    parsed_arguments: Any = None
+    """What the SDKs' `parse` made of the arguments."""
 
 
 class ToolCallBody(RequestBody):
     id: str
     type: Literal["function"] = "function"
     function: CalledFunction
+    index: int | None = None
+    """Its number in a stream, which SDKs leave in what they put together."""
 
     def call(self) -> ToolCall:
         return ToolCall(id=self.id, name=self.function.name, arguments=self.function.arguments)
