@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
-from typing import Annotated, Any, ClassVar, Final, TypeVar
+from typing import Annotated, Any, ClassVar, Final, TypeVar, get_args
 
 import structlog
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
@@ -101,12 +101,13 @@ class RequestBody(BaseModel):
     def _known(cls, content: object, info: ValidationInfo) -> object:
         """The first key that nobody knows: left to itself pydantic tells them all.
 
-        Those that are null, and with a place to note them all, are left out.
+        Those that are null, and with a place to note them all, are left out; so are those of an
+        object of another `type`, of which that is told.
         """
         if not isinstance(content, dict) or content.keys() <= (known := _names(cls)):
             return content
         unknown = [key for key in content if key not in known and content[key] is not None]
-        if unknown and info.context is None:
+        if unknown and info.context is None and not _is_another(cls, content):
             raise PydanticCustomError("unknown", "is not a known field", {"key": unknown[0]})
         noted = {} if info.context is None else info.context
         for key in unknown:
@@ -138,6 +139,13 @@ class RequestBody(BaseModel):
 def _names(body: type[RequestBody]) -> frozenset[str]:
     """What its fields are called in JSON."""
     return frozenset(each.alias or name for name, each in body.model_fields.items())
+
+
+def _is_another(body: type[RequestBody], content: Mapping[str, Any]) -> bool:
+    """Whether it says to be of a `type` that this body is not."""
+    kind = body.model_fields.get("type")
+    types = () if kind is None else get_args(kind.annotation)
+    return bool(types) and "type" in content and content["type"] not in types
 
 
 BodyT = TypeVar("BodyT", bound=RequestBody)

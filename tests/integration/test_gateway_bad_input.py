@@ -270,6 +270,14 @@ CHAT: list[tuple[dict[str, Any], str]] = [
         {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
         "images, audio and files are not taken",
     ),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+        "messages.0.content.0.type: input should be 'text'; images, audio and files are not taken",
+    ),
+    (
+        {"tools": [{"type": "custom", "custom": {"name": "x"}}], "messages": []},
+        "tools.0.type: input should be 'function'",
+    ),
     ({"messages": "hi"}, "valid list"),
 ]
 
