@@ -38,30 +38,48 @@ class PromptLogprob(Struct):
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
+class Offsets:
+    """Where the text of each token begins, however many of them come at once, and though a
+    character is not whole yet or may be the beginning of a stop string."""
+
+    def __init__(self, decoded: Detokenizer) -> None:
+        self._decoded = decoded
+        self._chars = 0
+
+    def skip(self, chars: int) -> None:
+        """So much text is before the next token."""
+        self._chars += chars
+
+    def take(self, token_id: int) -> int:
+        """Of the next token."""
+        begin = self._chars
+        self._chars += len(self._decoded.feed((token_id,)))
+        return begin
+
+
 class LogprobFormatter:
     """One per endpoint."""
 
     def __init__(self, pieces: Pieces) -> None:
         self._pieces = pieces
 
-    def output(self, delta: Delta, offset: int) -> list[TokenLogprob]:
+    def output(self, delta: Delta, offsets: Offsets) -> list[TokenLogprob]:
         tokens = []
         for token_id, logprobs in zip(delta.token_ids, delta.logprobs, strict=False):
             text, raw = self._text(token_id)
             top = self._top(zip(logprobs.top_token_ids, logprobs.top_logprobs, strict=True))
+            offset = offsets.take(token_id)
             tokens.append(TokenLogprob(text, raw, _clip(logprobs.logprob), top, offset))
-            offset += len(text)
         return tokens
 
     def prompt(self, event: Explained, top: int) -> list[TokenLogprob]:
         """All of a prompt, its first token without a log-probability."""
         tokens = []
-        decoded, offset = Detokenizer(self._pieces), 0
+        offsets = Offsets(Detokenizer(self._pieces))
         for token_id, run in zip(event.token_ids, (None, *_runs(event, top)), strict=True):
             text, raw = self._text(token_id)
             logprob, tops = (None, None) if run is None else (_clip(run[0]), self._top(run[1]))
-            tokens.append(TokenLogprob(text, raw, logprob, tops, offset))
-            offset += len(decoded.feed((token_id,)))
+            tokens.append(TokenLogprob(text, raw, logprob, tops, offsets.take(token_id)))
         return tokens
 
     def prompt_by_id(self, event: Explained, top: int) -> PromptLogprobs:

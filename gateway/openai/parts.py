@@ -1,7 +1,6 @@
 """The one place where events become parts of an answer: chunks of a stream, or one object."""
 
 import asyncio
-from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from gateway.http.exchange import HttpExchange, now_s
 from gateway.http.json_reply import DONE, to_event
-from gateway.openai.logprobs import LogprobFormatter, PromptLogprobs, TokenLogprob
+from gateway.openai.logprobs import LogprobFormatter, Offsets, PromptLogprobs, TokenLogprob
 from gateway.openai.usage import Count, Timing, Usage, ends_of
 from gateway.requests.merge import merged
 from gateway.requests.stream import Accepted, Delta, Done, Explained, Finished, Generation
@@ -119,7 +118,11 @@ class Parts:
         for generation, echo in zip(generations, echoes, strict=True):
             self._prompts[self._count] = len(generation.choices), echo
             self._count += len(generation.choices)
-        self._chars: defaultdict[int, int] = defaultdict(int)
+        self._offsets = [
+            Offsets(choice.text.detokenizer())
+            for generation in generations
+            for choice in generation.choices
+        ]
         self._done: list[pb.Done] = []
 
     def ends(self) -> Fields:
@@ -195,10 +198,8 @@ class Parts:
         part = Part(index, delta.text) if pieces is None else _part(index, pieces)
         if not (_says_something(part) or delta.logprobs or shown.token_ids):
             return ()
-        if shown.logprobs:
-            if delta.logprobs:
-                logprobs = self._formatter.output(delta, self._chars[index])
-            self._chars[index] += len(delta.text)
+        if shown.logprobs and delta.logprobs:
+            logprobs = self._formatter.output(delta, self._offsets[index])
         token_ids = list(delta.token_ids) if shown.token_ids else UNSET
         position = delta.position + len(delta.token_ids)
         return (part._replace(logprobs=logprobs, token_ids=token_ids, position=position),)
@@ -215,7 +216,8 @@ class Parts:
         if most is not None:
             part = part._replace(prompt_logprobs=self._formatter.prompt_by_id(event, most))
         indexes = range(first, first + event.choices)
-        self._chars.update(dict.fromkeys(indexes, len(part.text)))
+        for each in indexes:
+            self._offsets[each].skip(len(part.text))
         return [part._replace(choice=each) for each in indexes]
 
 

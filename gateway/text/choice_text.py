@@ -43,6 +43,10 @@ class ChoiceText:
         self._include_stop = include_stop
         self.output_tokens = 0
 
+    def detokenizer(self) -> Detokenizer:
+        """The text that tokens add from here on, stop strings or not."""
+        return self._detokenizer.copied()
+
     def feed(self, token_ids: Sequence[int]) -> Fed:
         """The text that became certain. After `is_stopped` nothing may follow."""
         if self._matcher is None:

@@ -144,6 +144,12 @@ class Detokenizer:
         """The end: an unfinished character becomes U+FFFD, it is not dropped in silence."""
         return self._decode(b"", True)
 
+    def copied(self) -> "Detokenizer":
+        """Another one, which goes on from here."""
+        copy = Detokenizer(self._pieces)
+        copy.restore(self.state())
+        return copy
+
     def state(self) -> tuple[tuple[bytes, int], bool]:
         """For `restore`: as if nothing had been fed since."""
         return self._decoder.getstate(), self._is_start

@@ -6,6 +6,7 @@ What has been told after the tokens [0, p) follows from those tokens alone, as t
 from collections.abc import Sequence
 
 from gateway.text.choice_text import ChoiceText, Fed
+from gateway.text.detokenizer import Detokenizer
 from gateway.text.tools.parser import OutputParser, Piece
 
 
@@ -32,6 +33,10 @@ class ParsedText:
     def reasoning_tokens(self) -> int:
         """Of the part before the answer, its marks included."""
         return self.output_tokens if self._parser.is_in_reasoning else self._reasoning_tokens
+
+    def detokenizer(self) -> Detokenizer:
+        """As of ChoiceText."""
+        return self._text.detokenizer()
 
     def feed(self, token_ids: Sequence[int]) -> Fed:
         """What became certain. `is_stopped` by a stop string, or by the only call that is wanted:

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
@@ -12,13 +13,15 @@ from gateway.openai.completions import COMPLETION
 from gateway.openai.logprobs import LogprobFormatter
 from gateway.openai.parts import Echo, Format, Parts, Shown, send_stream
 from gateway.requests.stream import Accepted, Delta, Done, Event, Explained, Finished
+from gateway.text.choice_text import ChoiceText
 from gateway.text.detokenizer import Pieces
 from kaiten.v1.common_pb2 import FinishReason, PromptLogprobs, TokenLogprobs
 from kaiten.v1.inference_service_pb2 import Done as DoneMessage
 from service_kit.errors import DeadlineExceeded
 from tests.support.tokenizers import byte_level_bpe
 
-FORMATTER: Final = LogprobFormatter(Pieces(byte_level_bpe(300)))
+PIECES: Final = Pieces(byte_level_bpe(300))
+FORMATTER: Final = LogprobFormatter(PIECES)
 HEAD: Final = {"id": "x-r", "created": 1, "model": "m"}
 LATE: Final = FinishReason.FINISH_REASON_DEADLINE_EXCEEDED
 USAGE: Final = (
@@ -31,9 +34,8 @@ USAGE: Final = (
 class Told:
     """A generation of one choice whose events are known."""
 
-    choices = (None,)
-
     def __init__(self, *events: Event) -> None:
+        self.choices = (SimpleNamespace(text=ChoiceText(PIECES, ())),)
         self._events = [*events]
 
     def collect(self) -> None:
@@ -143,6 +145,22 @@ async def test_a_completion_whole_with_its_prompt() -> None:
         '"token_ids":[70,71],"prompt_logprobs":[null,{"71":{"logprob":-2.0,"rank":null,'
         '"decoded_token":"b"}}]}],' + USAGE + "}"
     )
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 100])
+async def test_offsets_are_those_of_the_text_however_its_tokens_come(at_once: int) -> None:
+    """Characters are of several tokens, and a stop string that is none holds text back."""
+    ids = byte_level_bpe(300).encode("寿 sushi 🍣!", add_special_tokens=False).ids
+    text, deltas = ChoiceText(PIECES, ["sushi 🍣?"]), []
+    for position in range(0, len(ids), at_once):
+        run = ids[position : position + at_once]
+        known = [TokenLogprobs(logprob=-1.5)] * len(run)
+        deltas.append(Delta(0, position, run, text.feed(run).text, known))
+    over = Finished(0, FinishReason.FINISH_REASON_STOP, len(ids), "")
+    parts = parts_of(Told(Accepted("r", 3), *deltas, over, Done(DoneMessage())), Shown())
+    (whole,) = await parts.collect()
+    before = [PIECES.join(ids[:count]).decode(errors="ignore") for count in range(len(ids))]
+    assert [each.offset for each in whole.logprobs or ()] == [*map(len, before)]
 
 
 async def test_a_chat_whole_with_its_prompt() -> None:
