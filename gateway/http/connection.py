@@ -57,7 +57,9 @@ class Connection(H11Protocol):
             most = self._limits.headers_bytes_max
             while data and not self.transport.is_closing():
                 # h11 asks how long the headers are only while they are not all there.
-                cut = most if self.conn.their_state is h11.IDLE else len(data)
+                cut = len(data)
+                if self.conn.their_state is h11.IDLE:
+                    cut = max(1, most + 1 - len(self.conn.trailing_data[0]))
                 super().data_received(data[:cut])
                 data = data[cut:]
             self._watch()
