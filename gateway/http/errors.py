@@ -16,7 +16,6 @@ from service_kit.error_table import CLIENT, Row
 
 # The words of the proto, and those of the OpenAI API where they differ.
 PARAMS: Final = {
-    "text": "prompt",
     "token_ids.ids": "prompt",
     "conversation.messages": "messages",
     "conversation.template_options": "chat_template_kwargs",
@@ -30,7 +29,7 @@ PREFIXES: Final = re.compile(r"^(sampling|conversation)\.")
 IN_FUNCTION: Final = re.compile(
     r"^(conversation\.(?:tools\.\d+|messages\.\d+\.tool_calls\.\d+)\.)(name|parameters|strict|arguments)$"
 )
-MAX_TOKENS: Final = ("max_tokens", "max_completion_tokens")
+MAX_TOKENS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 # Codes that are no row of the error table: HTTP's own, and two rows' more exact ones.
 CODES: Final = {
     "context_length_exceeded",

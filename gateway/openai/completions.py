@@ -1,6 +1,6 @@
 """/v1/completions: what it reads, and what it answers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final, Literal
 
@@ -103,6 +103,10 @@ class CompletionBody(GenerationBody):
     echo: bool | None = None
     best_of: int | None = None
     """Only what n is."""
+
+    @property
+    def aliases(self) -> Mapping[str, str]:
+        return {**super().aliases, "text": "prompt"}
 
     def requests(self, limits: Limits, prompts_max: int) -> list[GenerationRequest]:
         prompts = _prompts(self.prompt)

@@ -45,7 +45,7 @@ async def generate(api: Api, exchange: HttpExchange, body: GenerationBody) -> No
         )
         parts = Parts(generations, api.formatter, shown, echoes)
         if body.stream:
-            usage, ping_s = options.include_usage, api.config.sse_ping_s
+            usage, ping_s = bool(options.include_usage), api.config.sse_ping_s
             await send_stream(exchange, form, head, parts, with_usage=usage, ping_s=ping_s)
         else:
             wholes = await parts.collect()

@@ -32,8 +32,8 @@ TOKEN_ID: Final = re.compile(r"0|-?[1-9][0-9]{0,18}", re.ASCII)
 
 
 class StreamOptions(RequestBody):
-    include_usage: bool = False
-    include_obfuscation: bool = False
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
 
 
 class PromptCacheOptions(RequestBody):

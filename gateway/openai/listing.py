@@ -13,6 +13,7 @@ from ledger.batches.shelf import Page
 from service_kit.errors import InvalidRequest, NotFound
 
 NUMBER: Final = re.compile(r"[0-9]{1,10}", re.ASCII)
+ORDERS: Final = ("asc", "desc")
 NOT_LISTED: Final = "must be the id of one that is in the list"
 
 
@@ -36,8 +37,10 @@ def asked_page(exchange: HttpExchange, *, most: int, default: int) -> Page:
     limit = query.get("limit", str(default))
     if not NUMBER.fullmatch(limit) or not 1 <= int(limit) <= most:
         raise InvalidRequest("limit", f"must be in [1, {most}], got {limit[:64]!r}")
-    is_oldest_first = query.get("order", "desc") == "asc"
-    return Page(int(limit), query.get("after", ""), is_oldest_first)
+    order = query.get("order", "desc")
+    if order not in ORDERS:
+        raise InvalidRequest("order", f"must be {' or '.join(ORDERS)}, got {order[:64]!r}")
+    return Page(int(limit), query.get("after", ""), order == "asc")
 
 
 async def ids_of_page(
@@ -74,6 +77,6 @@ def listed(most: int, default: int) -> tuple[Mapping[str, Any], ...]:
     """The parameters that `asked_page` reads."""
     return (
         parameter("query", "limit", "", f"1 to {most}, {default} if left out"),
-        parameter("query", "order", "", "asc or desc, desc if left out"),
+        parameter("query", "order", "|".join(ORDERS), "desc if left out"),
         parameter("query", "after", "", "id of the one before the first one wanted"),
     )

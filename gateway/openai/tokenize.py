@@ -28,6 +28,10 @@ class TokenizeBody(RequestBody):
     chat_template_kwargs: Options | None = None
     """Needs messages."""
 
+    @property
+    def aliases(self) -> Mapping[str, str]:
+        return {"text": "prompt"}
+
     def request(self) -> GenerationRequest:
         if (self.prompt is None) == (self.messages is None):
             raise InvalidRequest("prompt", "give either prompt or messages")
@@ -44,7 +48,8 @@ class DetokenizeBody(RequestBody):
 
     model: str | None = None
     tokens: Ids
-    skip_special_tokens: bool = True
+    skip_special_tokens: bool | None = None
+    """Left out: true."""
 
     @property
     def aliases(self) -> Mapping[str, str]:
@@ -55,7 +60,7 @@ class DetokenizeBody(RequestBody):
             prompt=TokenPrompt(token_ids=tuple(self.tokens)),
             body_hash=b"",
             model=self.model or "",
-            show_special_tokens=not self.skip_special_tokens,
+            show_special_tokens=self.skip_special_tokens is False,
         )
 
 
@@ -71,7 +76,8 @@ class Text(Struct):
 
 async def tokenize(api: Api, exchange: HttpExchange, body: TokenizeBody) -> None:
     """`Tokens`, written piece by piece: other requests have their turn after each."""
-    ids = await api.generation_service.tokenize(body.request(), exchange.tenant)
+    with body.aliased():
+        ids = await api.generation_service.tokenize(body.request(), exchange.tenant)
     pieces = []
     for start in range(0, len(ids), PIECE):
         pieces.append(",".join(map(str, ids[start : start + PIECE])))

@@ -210,7 +210,9 @@ def check_request_id(request_id: str) -> None:
 
 
 def _check_priority(priority: int, most: int) -> None:
-    _integer("priority", priority, -PRIORITY_MAX, PRIORITY_MAX)
+    # Which was given is not told: over HTTP its sign was the other one.
+    if abs(priority) > PRIORITY_MAX:
+        raise InvalidRequest("priority", f"must be in [{-PRIORITY_MAX}, {PRIORITY_MAX}]")
     if priority > most:
         raise InvalidRequest("priority", "is more urgent than this tenant may ask for")
 

@@ -246,6 +246,7 @@ WRONG: Any = [
     ({"items": [{"type": "item_reference", "id": "msg_1"}]}, "items.0.type: must be message"),
     ({"items": [{"role": "user", "content": [{"type": "input_image"}]}]}, "items.0.content.0.type"),
     ({"items": [{"role": "user", "content": "x"}] * 21}, "items: list should have at most 20"),
+    ({"items": [{"role": "user", "content": "x" * 200_000}]}, "items: the prompt has 200000 bytes"),
     ({"metadata": {"k": "v" * 513}}, "metadata: must have keys of at most"),
 ]
 

@@ -288,6 +288,7 @@ def test_the_same_key_is_the_same_response(client: OpenAI) -> None:
             "names 'msg_1', which no response",
             {"input": [SAID, {"type": "item_reference", "id": "msg_1"}]},
         ),
+        ("text", "must be an object", {"text": "loud"}),
         ("text.verbosity", "'low', 'medium' or 'high'", {"text": {"verbosity": "loud"}}),
         ("tools.0.type", "should be", {"tools": [{"type": "web_search"}]}),
         ("conversation", "must match conv_", {"conversation": "conv_1"}),
@@ -305,6 +306,21 @@ def test_what_is_wrong_is_named(client: OpenAI, field: str, rule: str, asked: An
         client.responses.create(**body)
     assert str(caught.value.param).startswith(field)
     assert rule in str(caught.value)
+
+
+def test_an_output_longer_than_the_context_has_openais_code(client: OpenAI) -> None:
+    with pytest.raises(BadRequestError) as caught:
+        client.responses.create(**GREEDY, input="Hello!", max_output_tokens=5000)
+    assert caught.value.code == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("query", [{"stream": "True"}, {"stream": "maybe"}])
+def test_a_query_that_says_nothing_is_refused(client: OpenAI, query: dict[str, str]) -> None:
+    response = client.responses.create(**GREEDY, input="Hello!", max_output_tokens=1)
+    with pytest.raises(BadRequestError, match="stream: must be true or false, got '"):
+        client.responses.retrieve(response.id, extra_query=query)
+    with pytest.raises(BadRequestError, match="order: must be asc or desc, got 'up'"):
+        client.responses.input_items.list(response.id, extra_query={"order": "up"})
 
 
 @pytest.mark.parametrize("after", ["x", "-1", "99999999999"])

@@ -1,7 +1,7 @@
 """/v1/conversations: what was said, kept under one name that responses go on with."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Final, Literal, get_args
 
 from msgspec import Struct
@@ -20,7 +20,7 @@ from gateway.openai.conversations.stored import (
 from gateway.openai.listing import listed, page_of, told_page
 from gateway.openai.operation import LOOKS, READS, Api, Operation, parameter
 from gateway.openai.request_body import FAIL_FAST, RequestBody, check_metadata
-from gateway.openai.responses.body import InputItem, WholeItem
+from gateway.openai.responses.body import WholeItem
 from gateway.openai.responses.reply import InputItems, Item
 from gateway.openai.responses.turns import items_of_turns
 from gateway.openai.usage import Count
@@ -47,7 +47,25 @@ class DeletedConversation(Struct, kw_only=True):
     deleted: bool = True
 
 
-class ConversationBody(RequestBody):
+class _BodyWithItems(RequestBody):
+    items: Items | None
+
+    @property
+    def aliases(self) -> Mapping[str, str]:
+        return {ChatPrompt.field: "items"}
+
+    def added(self, api: Api) -> Sequence[Item]:
+        """InvalidRequest: nobody could ever go on with them."""
+        turns: list[Message] = []
+        for index, item in enumerate(self.items or ()):
+            item.added_to(turns, f"items.{index}")
+        if turns:
+            with self.aliased():
+                api.generation_service.check_turns(ChatPrompt(messages=tuple(turns)))
+        return items_of_turns(f"msg_{secrets.token_hex(12)}", turns)
+
+
+class ConversationBody(_BodyWithItems):
     """POST /v1/conversations."""
 
     items: Items | None = None
@@ -63,7 +81,7 @@ class MetadataBody(RequestBody):
     """In place of what it had."""
 
 
-class ItemsBody(RequestBody):
+class ItemsBody(_BodyWithItems):
     """POST /v1/conversations/{id}/items."""
 
     items: Items
@@ -72,7 +90,7 @@ class ItemsBody(RequestBody):
 
 async def create_conversation(api: Api, exchange: HttpExchange, body: ConversationBody) -> None:
     check_metadata(body.metadata)
-    items = _added(api, body.items or ())
+    items = body.added(api)
     content = Content(metadata=body.metadata or {}, rounds=[Round(items)] if items else [])
     id = f"conv_{secrets.token_hex(12)}"
     found = await StoredConversation.new(api, exchange.tenant, id, content)
@@ -101,7 +119,7 @@ async def delete_conversation(api: Api, exchange: HttpExchange, _body: None) -> 
 
 
 async def add_items(api: Api, exchange: HttpExchange, body: ItemsBody) -> None:
-    items = _added(api, body.items)
+    items = body.added(api)
 
     def edit(content: Content) -> Content:
         # Its own change may have been made, unheard, before another's.
@@ -137,16 +155,6 @@ async def delete_item(api: Api, exchange: HttpExchange, _body: None) -> None:
 def told(found: StoredConversation) -> Conversation:
     kept = found.kept
     return Conversation(id=kept.id, created_at=kept.created_at, metadata=found.content.metadata)
-
-
-def _added(api: Api, given: Sequence[InputItem]) -> Sequence[Item]:
-    """InvalidRequest: nobody could ever go on with them."""
-    turns: list[Message] = []
-    for index, item in enumerate(given):
-        item.added_to(turns, f"items.{index}")
-    if turns:
-        api.generation_service.check_turns(ChatPrompt(messages=tuple(turns)))
-    return items_of_turns(f"msg_{secrets.token_hex(12)}", turns)
 
 
 async def _found(api: Api, exchange: HttpExchange) -> StoredConversation:

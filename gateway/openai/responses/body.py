@@ -238,7 +238,7 @@ class Reasoning(RequestBody):
 
 
 class ResponseStreamOptions(RequestBody):
-    include_obfuscation: bool = False
+    include_obfuscation: bool | None = None
 
 
 class ResponseBody(SamplingBody):

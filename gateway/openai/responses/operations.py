@@ -5,6 +5,7 @@ asked is kept with it (`note`).
 """
 
 import asyncio
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -47,6 +48,7 @@ from gateway.requests.validation import REQUEST_ID, UINT32_MAX
 from gateway.values.generation_request import Message
 from service_kit.errors import InvalidRequest, KaitenError, NotFound
 
+STREAM: Final = re.compile("(true|1|false|0)?")
 # How long who cancels is kept waiting for the end.
 CANCEL_S: Final = 5.0
 ITEMS: Final = 20
@@ -130,7 +132,10 @@ async def get_response(api: Api, exchange: HttpExchange, _body: None) -> None:
     stored = await StoredResponse.find(api, tenant, exchange.path["id"])
     query = QueryParams(exchange.scope["query_string"])
     resumed = _resumed(query.get("starting_after", ""))
-    if query.get("stream", "") in ("true", "1"):
+    stream = query.get("stream", "")
+    if not STREAM.fullmatch(stream):
+        raise InvalidRequest("stream", f"must be true or false, got {stream[:64]!r}")
+    if stream in ("true", "1"):
         is_whole = is_read(service.card, stored.note.tool_names)
         start = 0 if is_whole else resumed.position
         # Somebody who only looks does not end what others wait for.
@@ -215,7 +220,7 @@ ID: Final = parameter("path", "id", f"{ID_PREFIX}{REQUEST_ID.pattern}", "as its 
 RESUMING: Final = (
     ID,
     parameter("query", "starting_after", f"({NUMBER.pattern})?", "number of the last event known"),
-    parameter("query", "stream", "", "true or 1: a stream"),
+    parameter("query", "stream", STREAM.pattern, "true or 1: a stream"),
 )
 WHOLE: Final = (Response,)
 OPERATIONS: Final = (

@@ -14,6 +14,7 @@ from gateway.http.json_body import STRINGS_MAX, VALUES_MAX, JsonBody
 from gateway.openai.chat import ChatBody
 from gateway.openai.completions import CompletionBody
 from gateway.openai.request_body import parse
+from gateway.openai.responses.body import ResponseBody
 from gateway.openai.tokenize import DetokenizeBody, TokenizeBody
 from service_kit.errors import InvalidRequest
 from tests.support.cpu_cost import costs_at_most
@@ -145,3 +146,15 @@ def _count(content: object, kind: type) -> int:
     if isinstance(content, dict):
         content = [*content, *content.values()]
     return own + sum(_count(each, kind) for each in content) if isinstance(content, list) else own
+
+
+@pytest.mark.parametrize(
+    ("kind", "content"),
+    [
+        (ChatBody, {"messages": [], "stream_options": {"include_usage": None}}),
+        (ResponseBody, {"input": "", "stream_options": {"include_obfuscation": None}}),
+        (DetokenizeBody, {"tokens": [1], "skip_special_tokens": None}),
+    ],
+)
+def test_null_says_nothing_deep_inside_too(kind: Any, content: Any) -> None:
+    read(kind, content)
