@@ -123,12 +123,18 @@ def _check_content_type(scope: Scope) -> None:
     has_body = header(scope, "content-length") not in ("", "0") or header(
         scope, "transfer-encoding"
     )
-    given = header(scope, "content-type").partition(";")[0].strip().lower()
-    if given == "multipart/form-data" and scope["path"] == FILES_PATH:
+    if scope["method"] != "POST" or not has_body:
         return
-    if scope["method"] == "POST" and has_body and given != "application/json":
-        message = f"content-type: must be application/json, got {given[:128]!r}"
-        raise errors.HttpError(415, message, "unsupported_media_type")
+    wanted = "multipart/form-data" if scope["path"] == FILES_PATH else "application/json"
+    given = header(scope, "content-type").partition(";")[0].strip().lower()
+    coding = header(scope, "content-encoding").strip().lower()
+    if given != wanted:
+        rule = f"content-type: must be {wanted}, got {given[:128]!r}"
+    elif coding not in ("", "identity"):
+        rule = f"content-encoding: bodies are not unpacked, got {coding[:128]!r}"
+    else:
+        return
+    raise errors.HttpError(415, rule, "unsupported_media_type")
 
 
 def _request_id(given: str) -> str:

@@ -216,6 +216,7 @@ HTTP_ONLY: list[tuple[dict[str, Any], str, str | None]] = [
     ({"prompt": {"a": 1}}, "must be a string, a list of strings", "prompt"),
     ({"prompt": [True]}, "must be a string, a list of strings", "prompt"),
     ({"prompt": "\ud800"}, "is not valid JSON", None),
+    ({"prompt": "x" * 10_001}, "prompt: must have at most 10000 bytes", "prompt"),
     ({"prompt": "x", "n": -1}, "got -1", "n"),
     ({"prompt": "x", "n": "2"}, "valid integer", "n"),
     ({"prompt": "x", "seed": 2**64}, "got 18446744073709551616", "seed"),
@@ -262,6 +263,12 @@ async def test_mistakes_only_json_can_make(
     assert says in error["message"]
 
 
+async def test_a_priority_is_not_told_turned_round(stack: Stack) -> None:
+    async with httpx.AsyncClient(base_url=stack.gateway.http_url) as http:
+        reply = await http.post("/v1/completions", json={"prompt": "x", "priority": -1001})
+    assert reply.json()["error"]["message"] == "priority: must be in [-1000, 1000]"
+
+
 CHAT: list[tuple[dict[str, Any], str]] = [
     ({"messages": []}, "at least one message"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "unknown role tool"),
@@ -290,6 +297,9 @@ async def test_wrong_conversations(stack: Stack, body: dict[str, Any], says: str
     assert says in reply.json()["error"]["message"]
 
 
+GZIP, PLAIN = {"content-encoding": "gzip"}, {"content-encoding": "identity"}
+
+
 async def test_wrong_http(stack: Stack) -> None:
     async with httpx.AsyncClient(base_url=stack.gateway.http_url, headers=JSON) as http:
         replies = [
@@ -301,6 +311,9 @@ async def test_wrong_http(stack: Stack) -> None:
             (await http.post("/v1/completions", content=chunks()), 413, "100000 bytes"),
             (await http.get("/v1/completions"), 405, "Method Not Allowed"),
             (await http.get("/nowhere"), 404, "Not Found"),
+            (await http.post("/v1/completions", content=b"{", headers=GZIP), 415, "got 'gzip'"),
+            (await http.post("/v1/completions", content=b"{", headers=PLAIN), 400, "not valid"),
+            (await http.post("/v1/files", content=b"{"), 415, "must be multipart/form-data, got"),
         ]
     for reply, status, says in replies:
         assert reply.status_code == status
