@@ -138,18 +138,19 @@ class InferenceServicer(inference_grpc.InferenceServiceServicer):
         status = await self._service.status(
             request.request_id, await _tenant(self._keyring, context)
         )
-        if status.done is None:
+        if status.replay is None:
             return pb.GetRequestResponse(
                 request_id=request.request_id,
                 state=pb.RequestState.REQUEST_STATE_LIVE,
                 queue_position=status.queue.position,
                 queue_reason=status.queue.reason,
             )
+        ends, done = status.replay.ends()
         return pb.GetRequestResponse(
             request_id=request.request_id,
             state=pb.RequestState.REQUEST_STATE_FINISHED,
-            choices=[finished_to_proto(end) for end in status.ends],
-            done=status.done,
+            choices=[finished_to_proto(end) for end in ends],
+            done=done,
         )
 
     async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainResponse:

@@ -14,6 +14,7 @@ from gateway.http.json_reply import DONE, to_event
 from gateway.openai.logprobs import LogprobFormatter, Offsets, PromptLogprobs, TokenLogprob
 from gateway.openai.usage import Count, Timing, Usage, ends_of
 from gateway.requests.merge import merged
+from gateway.requests.replay import Replay
 from gateway.requests.stream import Accepted, Delta, Done, Explained, Finished, Generation
 from gateway.text.tools.flat import Call, flat, joined
 from gateway.text.tools.parser import Piece
@@ -104,7 +105,7 @@ class Parts:
 
     def __init__(
         self,
-        generations: Sequence[Generation],
+        generations: Sequence[Generation | Replay],
         formatter: LogprobFormatter,
         shown: Shown,
         echoes: Sequence[Echo] = (Echo(),),

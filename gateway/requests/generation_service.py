@@ -22,13 +22,8 @@ from gateway.requests.door import Door
 from gateway.requests.presentation import Presenter
 from gateway.requests.prompts import Prompter, is_long
 from gateway.requests.reading import constrained, is_held, marks
-from gateway.requests.stream import (
-    Accepted,
-    Choice,
-    Finished,
-    Generation,
-    replay,
-)
+from gateway.requests.replay import Replay
+from gateway.requests.stream import Accepted, Choice, Generation
 from gateway.requests.submit_record import Model, to_record
 from gateway.requests.validation import (
     REQUEST_ID,
@@ -41,7 +36,6 @@ from gateway.text.detokenizer import decode_in_turns
 from gateway.text.model_card import ModelCard
 from gateway.values.generation_request import ChatPrompt, GenerationRequest, TokenPrompt
 from gateway.values.request_ids import own_ids
-from kaiten.v1.inference_service_pb2 import Done as DoneMessage
 from kaiten.v1.ledger_pb2 import RenderOptions, SubmitRecord
 from kaiten.v1.timeline_pb2 import ChoiceTimeline
 from ledger import RequestInfo, Submitted
@@ -58,10 +52,9 @@ from service_kit.errors import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestStatus:
-    """A request as `status` tells it. `done` is None while it is live."""
+    """A request as `status` tells it. `replay` is None while it is live."""
 
-    ends: Sequence[Finished] = ()
-    done: DoneMessage | None = None
+    replay: Replay | None = None
     queue: QueuePosition = NOWHERE
 
 
@@ -257,13 +250,13 @@ class GenerationService:
         await self._link.ledger.forget(_ledger_id(request_id, tenant))
 
     async def status(self, request_id: str, tenant: Tenant) -> RequestStatus:
-        """Live and where, or how it ended."""
+        """Live and where, or what it told. Unlike a stream it is never refused."""
         found = await self._find(request_id, tenant)
         result = await self._link.ledger.result(_ledger_id(request_id, tenant))
         if result is None:
             return RequestStatus(queue=self._place(found.sequence_id, tenant.name))
-        ends, done = replay(result, self._presenter.presentation(result.render, request_id))
-        return RequestStatus(ends=ends, done=done)
+        presentation = self._presenter.presentation(result.render, request_id)
+        return RequestStatus(replay=Replay(request_id, result, presentation))
 
     async def explain(
         self, request_id: str, tenant: Tenant, of: str = ""

@@ -6,6 +6,7 @@ from contextlib import aclosing
 from itertools import accumulate
 from typing import Final, TypeVar
 
+from gateway.requests.replay import Replay
 from gateway.requests.stream import Event, Generation
 
 SaidT = TypeVar("SaidT")
@@ -15,7 +16,7 @@ QUEUE_MAX: Final = 64
 
 
 async def merged(
-    generations: Sequence[Generation],
+    generations: Sequence[Generation | Replay],
 ) -> AsyncGenerator[tuple[int, Sequence[Event]], None]:
     """(first choice index of the generation, its events), in the order in which they come."""
     if len(generations) == 1:

@@ -22,7 +22,7 @@ from gateway.text.tools.parser import Piece
 from gateway.values.cursor import TokenDigest, position_of
 from kaiten.v1.common_pb2 import FinishReason, PromptLogprobs, TokenLogprobs
 from kaiten.v1.inference_service_pb2 import Done as DoneMessage
-from kaiten.v1.ledger_pb2 import RenderOptions, RequestResult, SequenceFinished
+from kaiten.v1.ledger_pb2 import RenderOptions, SequenceFinished
 from ledger import Ledger, Subscription, Update
 from service_kit.errors import DataLoss, KaitenError, Unavailable
 
@@ -405,25 +405,6 @@ def checked_choices(
         )
         for index in range(n)
     ]
-
-
-def replay(result: RequestResult, presentation: Presentation) -> tuple[list[Finished], DoneMessage]:
-    """How a stored request ended, as its client was told."""
-    choices = new_choices(presentation, len(result.choices))
-    ends: list[Finished] = []
-    for choice, stored in zip(choices, result.choices, strict=True):
-        choice.apply(
-            Update(
-                sequence_id=result.sequence_id + choice.index,
-                position=0,
-                token_ids=list(stored.output.token_ids),
-                logprobs=[],
-                finished=stored.finished,
-            )
-        )
-        assert choice.end is not None
-        ends.append(choice.end)
-    return ends, told(result.done, choices)
 
 
 def _joined(fed: Fed, last: Fed) -> Fed:

@@ -144,8 +144,8 @@ async def get_response(api: Api, exchange: HttpExchange, _body: None) -> None:
             await _stream(exchange, stored, generation, resumed)
         return
     status, begun = await service.status(stored.request_id, tenant), stored.begun
-    if status.done is not None:
-        response = await stored.whole()
+    if status.replay is not None:
+        response = await stored.collected(status.replay)
         await _tell_conversation(stored, response)
         await exchange.send_json(200, response)
     elif status.queue.position is not None:

@@ -26,6 +26,7 @@ from gateway.openai.responses.reply import (
     usage_of,
 )
 from gateway.openai.usage import Timing
+from gateway.requests.replay import Replay
 from gateway.requests.stream import Finished, Generation
 from gateway.requests.validation import REQUEST_ID
 from gateway.tenants import Tenant
@@ -76,18 +77,20 @@ class StoredResponse:
         return request_id_of(self.begun.id)
 
     async def over(self) -> Response | None:
-        """As `whole`; None: it has not ended yet."""
+        """As `whole`; None: it has not ended yet. Of a gateway that drains or is full, too."""
         status = await self.api.generation_service.status(self.request_id, self.tenant)
-        return None if status.done is None else await self.whole()
+        return None if status.replay is None else await self.collected(status.replay)
 
     async def whole(self) -> Response:
         """At its end."""
         service = self.api.generation_service
+        if (over := await self.over()) is not None:
+            return over
         generation = await service.attach(self.request_id, self.tenant, keep_running=True)
         with service.following(generation):
             return await self.collected(generation)
 
-    async def collected(self, generation: Generation) -> Response:
+    async def collected(self, generation: Generation | Replay) -> Response:
         parts = self.parts(generation)
         (whole,) = await parts.collect(is_strict=False)
         assert whole.end is not None
@@ -95,7 +98,7 @@ class StoredResponse:
         told = Told(whole.text, token_logprobs(whole.logprobs or ()), items)
         return self.ended(told, whole.end, parts.ends())
 
-    def parts(self, generation: Generation) -> Parts:
+    def parts(self, generation: Generation | Replay) -> Parts:
         return Parts([generation], self.api.formatter, Shown(logprobs=self.note.with_logprobs))
 
     def ended(self, told: Told, end: Finished, ends: Fields) -> Response:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.requests.replay import Replay
 from gateway.requests.stream import (
     Choice,
     Delta,
@@ -14,7 +15,6 @@ from gateway.requests.stream import (
     Finished,
     Presentation,
     new_choices,
-    replay,
     told,
 )
 from gateway.text.choice_text import ChoiceText
@@ -134,7 +134,8 @@ def test_usage_leaves_out_what_was_computed_past_a_stop_string() -> None:
         done=Done(usage=Usage(prompt_tokens=3, output_tokens=len(token_ids))),
         render=RenderOptions(stop=["END"]),
     )
-    [end], done = replay(result, Presentation(pieces=pieces(), render=result.render))
+    presentation = Presentation(pieces=pieces(), render=result.render)
+    [end], done = Replay("x", result, presentation).ends()
     assert end.reason == STOP
     assert end.output_tokens < len(token_ids)
     assert done.usage.output_tokens == end.output_tokens
