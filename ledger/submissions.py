@@ -22,6 +22,7 @@ from ledger import scripts
 from ledger.store import Store, time_ns
 from ledger.tokens import Outputs, cut, joined
 from ledger.types import (
+    UNBOUNDED,
     CellView,
     DamagedLedger,
     History,
@@ -40,8 +41,6 @@ NO_BOUNDS = TenantBounds()
 RECORDS_AT_ONCE = 16
 RESULTS_AT_ONCE = 32
 LEASE_FIELDS = ("epoch", "nonce", "address", "renew_seq", "journal_seq", "folded_seq")
-# More than any counter reaches, and still exact in Lua.
-UNBOUNDED = 2**53
 # What submit.lua refuses with: the reason, whose bound it is, and which.
 REFUSALS = {
     b"FULL_REQUESTS": ("too many live requests", "cell", "requests_max"),

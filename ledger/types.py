@@ -21,6 +21,8 @@ from service_kit.errors import ConfigError, OutOfOrder, Unavailable
 InboxRecordValue: TypeAlias = SubmitRecord | CancelRecord
 # Ten years: the store counts expiry in 64-bit milliseconds, and refuses more half-way in a script.
 RESULT_TTL_S_MAX: Final = 315_360_000
+# More than any counter reaches, and still exact in Lua.
+UNBOUNDED: Final = 2**53
 
 
 class StoreLost(Unavailable):

@@ -2,8 +2,8 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime
 from time import perf_counter_ns
 from typing import Any, Final
@@ -18,7 +18,7 @@ from gateway.http.json_body import JsonBody
 from gateway.http.json_reply import DONE, PING, to_event, to_json
 from gateway.http.middleware import header
 from gateway.tenants import Tenant
-from service_kit.errors import KaitenError
+from service_kit.errors import KaitenError, NotFound
 
 EVENTS_TYPE: Final = "text/event-stream; charset=utf-8"
 
@@ -58,6 +58,11 @@ class HttpExchange:
     def header(self, name: str) -> str:
         """A header's value, or nothing."""
         return header(self.scope, name)
+
+    @property
+    def is_sent_again(self) -> bool:
+        """By an SDK that has not heard the answer: OpenAI's count how often."""
+        return self.header("x-stainless-retry-count") not in ("", "0")
 
     def accepted(self) -> None:
         """What was asked is in the ledger; what is left is to tell what becomes of it."""
@@ -141,6 +146,18 @@ class HttpExchange:
         told = {"content-type": content_type} | self.headers | extra
         headers = [(key.encode(), value.encode()) for key, value in told.items()]
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+
+@contextmanager
+def gone_already(exchange: HttpExchange) -> Iterator[None]:
+    """What is to be deleted may not be there any more for who asks again: it is as they want it,
+    and an error would be told to somebody who has asked once.
+    """
+    try:
+        yield
+    except NotFound:
+        if not exchange.is_sent_again:
+            raise
 
 
 async def answer(

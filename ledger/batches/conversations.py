@@ -7,6 +7,7 @@ from typing import Final
 from ledger import scripts
 from ledger.batches.shelf import too_many_bytes
 from ledger.store import Store
+from ledger.types import UNBOUNDED
 from service_kit.errors import NotFound, Overloaded
 
 # Of one tenant.
@@ -49,14 +50,34 @@ class Conversations:
             id=id, created_at=int(created_at), version=version.decode(), content=content
         )
 
+    async def waits_for(self, tenant: str, id: str) -> str | None:
+        """As `change` was told; None: it was not. NotFound as `find`, whose content it does not
+        read.
+        """
+        key = self._store.keys.conversation(tenant, id)
+        (found,) = await self._store.read((("HMGET", key, "version", "waits_for"),))
+        version, waits_for = found
+        if version is None:
+            raise self._gone(id)
+        return None if waits_for is None else str(waits_for.decode())
+
     async def change(
-        self, tenant: str, before: KeptConversation, content: bytes
+        self, tenant: str, before: KeptConversation, content: bytes, *, waits_for: str = ""
     ) -> KeptConversation | None:
-        """Its time begins anew. None: somebody has changed it since it was found.
+        """Its time begins anew. None: somebody has changed it since it was found. `waits_for`: a
+        response that is to become a part of it.
 
         NotFound as `find`. Overloaded: it grew, and the tenant keeps too much.
         """
-        return await self._keep(tenant, before.id, before.version, content)
+        return await self._keep(tenant, before.id, before.version, content, waits_for)
+
+    async def close(
+        self, tenant: str, before: KeptConversation, content: bytes
+    ) -> KeptConversation | None:
+        """As `change`, with what it has waited for, which is never too much: there was room when
+        that began, and it may leave the store once it is here.
+        """
+        return await self._keep(tenant, before.id, before.version, content, is_closing=True)
 
     async def drop(self, tenant: str, id: str) -> None:
         """NotFound as `find`."""
@@ -68,15 +89,23 @@ class Conversations:
             raise self._gone(id)
 
     async def _keep(
-        self, tenant: str, id: str, before: str, content: bytes
+        self,
+        tenant: str,
+        id: str,
+        before: str,
+        content: bytes,
+        waits_for: str = "",
+        *,
+        is_closing: bool = False,
     ) -> KeptConversation | None:
         keys, limits = self._store.keys, self._store.limits
-        bounds = (limits.files_bytes_max, CONVERSATIONS_MAX, CONVERSATION_BYTES)
+        bytes_max = UNBOUNDED if is_closing else limits.files_bytes_max
+        bounds = (bytes_max, CONVERSATIONS_MAX, CONVERSATION_BYTES)
         version = secrets.token_hex(8)
         verdict, *rest = await self._store.script(
-            scripts.CONVERSATION_KEEP,
+            scripts.CONVERSATION_CLOSE if is_closing else scripts.CONVERSATION_KEEP,
             (*keys.shelf(tenant), keys.conversation(tenant, id)),
-            (id, before, version, content, limits.files_ttl_s, *bounds),
+            (id, before, version, content, limits.files_ttl_s, *bounds, waits_for),
         )
         if verdict == b"OTHER":
             return None

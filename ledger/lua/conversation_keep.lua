@@ -2,7 +2,8 @@
 -- Keep a conversation, a new one or another content of one that nobody has changed meanwhile. Idempotent by version.
 -- KEYS  meta, shelf:<tenant> as shelf.lua has it, conversation:<tenant>:<id>
 -- ARGV  1 store nonce, 2 id, 3 version that it has, empty: a new one, 4 version that it gets, 5 content, 6 how long to keep it in s,
---       7 bytes of the tenant at most, 8 conversations of it at most, 9 bytes that one counts for besides its content
+--       7 bytes of the tenant at most, 8 conversations of it at most, 9 bytes that one counts for besides its content,
+--       10 the response that it waits for, may be empty
 -- reply {OK, created at} | {OTHER}: it has been changed | {NONE} | {FULL, bytes kept} | {MANY, conversations kept} | {STORE_LOST}
 if redis.call('HGET', KEYS[1], 'nonce') ~= ARGV[1] then return {'STORE_LOST'} end
 local known = redis.call('HMGET', KEYS[6], 'version', 'created_at', 'counted')
@@ -23,6 +24,7 @@ if not known[1] and count >= tonumber(ARGV[8]) then return {'MANY', count} end
 if known[3] then shelf_drop(nil, ARGV[2], known[3]) end
 shelf_add(nil, ARGV[2], counted, now, tonumber(ARGV[6]), kept - before + counted)
 local created_at = known[2] or string.format('%.0f', now)
-redis.call('HSET', KEYS[6], 'version', ARGV[4], 'content', ARGV[5], 'created_at', created_at, 'counted', string.format('%.0f', counted))
+redis.call('HSET', KEYS[6], 'version', ARGV[4], 'content', ARGV[5], 'created_at', created_at, 'counted', string.format('%.0f', counted),
+  'waits_for', ARGV[10])
 redis.call('EXPIRE', KEYS[6], ARGV[6])
 return {'OK', created_at}

@@ -2,16 +2,19 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 from redis.asyncio import Redis
+from redis.exceptions import NoScriptError
 
 from ledger.batches.conversations import KeptConversation
-from ledger.scripts import CONVERSATION_KEEP
+from ledger.scripts import CONVERSATION_DROP, CONVERSATION_KEEP, FILE_DROP, FORGET
 from ledger.servers.connections import Command
-from tests.support.gateway_stack import Stack, until
+from service_kit.errors import Unavailable
+from tests.support.gateway_stack import WAIT_S, Stack, until
 
 
 @pytest.mark.parametrize(
@@ -90,10 +93,10 @@ async def test_the_same_response_asked_for_twice_at_once_goes_on_with_its_conver
     conversations = stack.gateway.service.link.ledger.conversations
     change = conversations.change
 
-    async def second(*args: Any) -> KeptConversation | None:
+    async def second(*args: Any, **rest: Any) -> KeptConversation | None:
         monkeypatch.setattr(conversations, "change", change)
         assert (await http.post("/v1/responses", json=body, headers=named)).status_code == 200
-        return await change(*args)
+        return await change(*args, **rest)
 
     monkeypatch.setattr(conversations, "change", second)
     assert (await http.post("/v1/responses", json=body, headers=named)).status_code == 200
@@ -125,3 +128,207 @@ async def test_items_are_added_once_though_the_store_was_not_heard(
     assert (await http.post(f"{talk}/items", json={"items": [item]})).status_code == 200
     assert (await http.get(talk)).json()["metadata"] == {"by": "another"}
     assert len((await http.get(f"{talk}/items")).json()["data"]) == 1
+
+
+async def begun(http: httpx.AsyncClient, **asked: Any) -> tuple[str, httpx.Response]:
+    """A conversation, and what answers a response in it that is called `it`."""
+    talk = f"/v1/conversations/{(await http.post('/v1/conversations', json={})).json()['id']}"
+    body = {"input": "x", "conversation": talk.rpartition("/")[2], **asked}
+    named = {"idempotency-key": "it"}
+    return talk, await http.post("/v1/responses", json=body, headers=named)
+
+
+async def ended(stack: Stack) -> None:
+    await until(lambda: bool(stack.scheduler.submits), "the submit")
+    await until(lambda: stack.scheduler.live_count == 0, "the end")
+
+
+async def said_in(http: httpx.AsyncClient, talk: str) -> list[str]:
+    """The newest first."""
+    items = (await http.get(f"{talk}/items")).json()["data"]
+    return [each["content"][0]["text"] for each in items]
+
+
+@pytest.mark.parametrize("hindrance", ["it drains", "no room", "both"])
+async def test_what_has_ended_is_deleted_whatever_is_in_the_way(
+    stack: Stack, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, hindrance: str
+) -> None:
+    """And what it said stays in its conversation, which can be read, too."""
+    stack.says("Hi")
+    talk, _ = await begun(http, background=True)
+    await ended(stack)
+    store, readiness = stack.gateway.service.link.ledger._store, stack.gateway.service._readiness
+    if hindrance != "it drains":
+        monkeypatch.setattr(store, "limits", replace(store.limits, files_bytes_max=1))
+    if hindrance != "no room":
+        readiness.drain()
+    assert (await http.delete("/v1/responses/resp_it")).status_code == 200
+    assert (await http.get("/v1/responses/resp_it")).status_code == 404
+    assert await said_in(http, talk) == ["Hi", "x"]
+
+
+async def test_a_conversation_is_read_though_there_is_no_room(
+    stack: Stack, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack.says("Hi")
+    talk, _ = await begun(http, background=True)
+    await ended(stack)
+    store = stack.gateway.service.link.ledger._store
+    monkeypatch.setattr(store, "limits", replace(store.limits, files_bytes_max=1))
+    assert await said_in(http, talk) == ["Hi", "x"]
+    item = {"role": "user", "content": "more"}
+    assert (await http.post(f"{talk}/items", json={"items": [item]})).status_code == 429
+
+
+async def test_what_ends_while_it_is_deleted_stays_in_its_conversation(
+    stack: Stack, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look at whether it has ended and its end."""
+    stack.says("Hi")
+    stack.scheduler.is_open.clear()
+    talk, _ = await begun(http, background=True)
+    ledger = stack.gateway.service.link.ledger
+    result = ledger.result
+
+    async def look(id: str) -> Any:
+        found = await result(id)
+        monkeypatch.setattr(ledger, "result", result)
+        stack.scheduler.is_open.set()
+        await ended(stack)
+        return found
+
+    monkeypatch.setattr(ledger, "result", look)
+    await http.delete("/v1/responses/resp_it")
+    stack.scheduler.is_open.set()
+    await ended(stack)
+    # Whoever is told that it was deleted before its end has asked for that.
+    assert bool(stack.scheduler.cancels) == (await said_in(http, talk) == [])
+
+
+async def test_an_ended_response_is_told_without_reading_its_conversation_again(
+    stack: Stack, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack.says("Hi")
+    talk, _ = await begun(http, background=True)
+    await ended(stack)
+    conversations = stack.gateway.service.link.ledger.conversations
+    find, reads = conversations.find, 0
+
+    async def count(*args: Any) -> KeptConversation:
+        nonlocal reads
+        reads += 1
+        return await find(*args)
+
+    monkeypatch.setattr(conversations, "find", count)
+    for _ in range(3):
+        assert (await http.get("/v1/responses/resp_it")).json()["status"] == "completed"
+    assert reads == 1
+    assert await said_in(http, talk) == ["Hi", "x"]
+
+
+@pytest.mark.parametrize("background", [True, False])
+async def test_a_store_that_is_away_ends_nothing_that_is_asked_for_again(
+    stack: Stack, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, background: bool
+) -> None:
+    """Accepted, a response did not get into its conversation: its client asks by the same key."""
+    stack.says("Hi")
+    stack.scheduler.is_open.clear()
+    conversations = stack.gateway.service.link.ledger.conversations
+
+    async def away(*_args: Any, **_rest: Any) -> KeptConversation | None:
+        raise Unavailable("the store is away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(conversations, "change", away)
+        talk, refused = await begun(http, background=background)
+        assert refused.status_code == 503
+    await asyncio.wait_for(stack.gateway.service.generation_service.releases.settled(), WAIT_S)
+    stack.scheduler.is_open.set()
+    body = {"input": "x", "conversation": talk.rpartition("/")[2], "background": background}
+    again = await http.post("/v1/responses", json=body, headers={"idempotency-key": "it"})
+    assert again.status_code == 200
+    await ended(stack)
+    assert stack.scheduler.cancels == []
+    assert await said_in(http, talk) == ["Hi", "x"]
+
+
+async def test_who_leaves_while_a_response_joins_its_conversation_leaves_it_there(
+    stack: Stack, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack.says("Hi")
+    conversations = stack.gateway.service.link.ledger.conversations
+    change, is_joining, may_join = conversations.change, asyncio.Event(), asyncio.Event()
+
+    async def slow(*args: Any, **rest: Any) -> KeptConversation | None:
+        monkeypatch.setattr(conversations, "change", change)
+        is_joining.set()
+        await may_join.wait()
+        return await change(*args, **rest)
+
+    talk = f"/v1/conversations/{(await http.post('/v1/conversations', json={})).json()['id']}"
+    monkeypatch.setattr(conversations, "change", slow)
+    body = {"input": "x", "conversation": talk.rpartition("/")[2], "background": True}
+    gone = asyncio.create_task(http.post("/v1/responses", json=body))
+    await asyncio.wait_for(is_joining.wait(), WAIT_S)
+    gone.cancel()
+    await asyncio.wait({gone})
+    # The gateway has heard of it when it has answered this one.
+    assert (await http.get("/health")).status_code == 200
+    may_join.set()
+    await until(lambda: not stack.gateway.service.generation_service.door.active, "it has left")
+    await ended(stack)
+    assert await said_in(http, talk) == ["Hi", "x"]
+
+
+SENT_AGAIN = {"x-stainless-retry-count": "1"}
+
+
+@pytest.mark.parametrize("what", ["response", "conversation", "item", "file"])
+async def test_who_did_not_hear_that_something_is_deleted_is_told_when_asking_again(
+    stack: Stack, http: httpx.AsyncClient, what: str
+) -> None:
+    """OpenAI's SDKs ask again by themselves, and say so; to them it is done."""
+    stack.says("Hi")
+    talk, _ = await begun(http)
+    form: Any = {"files": {"file": ("f", b"{}")}, "data": {"purpose": "batch"}}
+    (item, _) = (await http.get(f"{talk}/items")).json()["data"]
+    path = {
+        "response": "/v1/responses/resp_it",
+        "conversation": talk,
+        "item": f"{talk}/items/{item['id']}",
+        "file": f"/v1/files/{(await http.post('/v1/files', **form)).json()['id']}",
+    }[what]
+    first = await http.delete(path, headers={"x-stainless-retry-count": "0"})
+    assert first.status_code == 200
+    assert (await http.delete(path)).status_code == 404
+    again = await http.delete(path, headers=SENT_AGAIN)
+    assert (again.status_code, again.json()) == (200, first.json())
+
+
+@pytest.mark.parametrize("what", ["response", "conversation", "file"])
+async def test_what_is_deleted_is_told_though_the_store_was_not_heard(
+    stack: Stack, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    stack.says("Hi")
+    talk, _ = await begun(http)
+    form: Any = {"files": {"file": ("f", b"{}")}, "data": {"purpose": "batch"}}
+    path = {
+        "response": "/v1/responses/resp_it",
+        "conversation": talk,
+        "file": f"/v1/files/{(await http.post('/v1/files', **form)).json()['id']}",
+    }[what]
+    connections = stack.gateway.service.link.ledger._store._connections
+    heard = connections.roundtrip
+    lost = {each.sha for each in (FORGET, CONVERSATION_DROP, FILE_DROP)}
+
+    async def lose(commands: Sequence[Command], **rest: Any) -> list[Any]:
+        replies = await heard(commands, **rest)
+        if commands[0][1] in lost and not isinstance(replies[0], NoScriptError):
+            monkeypatch.setattr(connections, "roundtrip", heard)
+            raise ConnectionError("lost on its way")
+        return replies
+
+    monkeypatch.setattr(connections, "roundtrip", lose)
+    assert (await http.delete(path)).status_code == 200
+    assert connections.roundtrip == heard
+    assert (await http.get(path)).status_code == 404

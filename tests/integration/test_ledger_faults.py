@@ -180,10 +180,15 @@ async def test_a_full_store_refuses_requests_and_still_drains(server: StoreServe
     async with connected(server, LedgerLimits(retry_s=0.2)) as ledger:
         sequence_id = (await ledger.submit(submit_record("a"), b"h")).sequence_id
         leader = await PlayLeader.elected(ledger)
+        talk = await ledger.conversations.new("alice", "conv_1", b"")
         client = Redis.from_url(server.url)
         await client.config_set("maxmemory", "1")
         with pytest.raises(Unavailable, match="out of memory"):
             await ledger.submit(submit_record("b"), b"h")
+        with pytest.raises(Unavailable, match="out of memory"):
+            await ledger.conversations.change("alice", talk, b"a question")
+        # What leaves the store by that must be able to.
+        assert await ledger.conversations.close("alice", talk, b"an answer") is not None
         await leader.step({sequence_id: [1]})
         # Several go out as one transaction, which must be allowed as well, with no script cached.
         await client.script_flush()

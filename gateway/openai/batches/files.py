@@ -12,7 +12,7 @@ from msgspec import Struct
 from starlette.datastructures import QueryParams
 from starlette.types import Receive
 
-from gateway.http.exchange import HttpExchange
+from gateway.http.exchange import HttpExchange, gone_already
 from gateway.openai.batches.upload import Upload, new_file_id
 from gateway.openai.listing import Listing, asked_page, ids_of_page, listed, told_page
 from gateway.openai.operation import LOOKS, READS, Api, Operation, parameter
@@ -168,9 +168,12 @@ async def get_content(api: Api, exchange: HttpExchange, _body: None) -> None:
 
 
 async def delete_file(api: Api, exchange: HttpExchange, _body: None) -> None:
-    stored = await _found(api, exchange)
-    await api.link.ledger.files.drop(exchange.tenant.name, stored.id, stored.chunks)
-    await exchange.send_json(200, DeletedFile(id=stored.id))
+    with gone_already(exchange):
+        stored = await _found(api, exchange)
+        # Not found: it was there just now.
+        with suppress(NotFound):
+            await api.link.ledger.files.drop(exchange.tenant.name, stored.id, stored.chunks)
+    await exchange.send_json(200, DeletedFile(id=exchange.path["id"]))
 
 
 async def _found(api: Api, exchange: HttpExchange) -> StoredFile:

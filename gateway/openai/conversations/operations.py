@@ -2,13 +2,14 @@
 
 import secrets
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Annotated, Final, Literal, get_args
 
 from msgspec import Struct
 from msgspec.structs import replace
 from pydantic import Field
 
-from gateway.http.exchange import HttpExchange
+from gateway.http.exchange import HttpExchange, gone_already
 from gateway.http.json_body import cut
 from gateway.openai.conversations.content import Content, Round
 from gateway.openai.conversations.stored import (
@@ -112,9 +113,14 @@ async def update_conversation(api: Api, exchange: HttpExchange, body: MetadataBo
 
 async def delete_conversation(api: Api, exchange: HttpExchange, _body: None) -> None:
     """What is under way in it goes on, and is found by its own id."""
-    id = exchange.path["id"]
+    id, tenant = exchange.path["id"], exchange.tenant.name
+    conversations = api.link.ledger.conversations
     check_id(id)
-    await api.link.ledger.conversations.drop(exchange.tenant.name, id)
+    with gone_already(exchange):
+        await conversations.waits_for(tenant, id)
+        # Not found: it was there just now.
+        with suppress(NotFound):
+            await conversations.drop(tenant, id)
     await exchange.send_json(200, DeletedConversation(id=id))
 
 
@@ -147,7 +153,9 @@ async def delete_item(api: Api, exchange: HttpExchange, _body: None) -> None:
     """The conversation without it."""
 
     def edit(content: Content) -> Content:
-        return content.without(_item_of(content, exchange).id)
+        with gone_already(exchange):
+            _item_of(content, exchange)
+        return content.without(exchange.path["item_id"])
 
     await exchange.send_json(200, told(await _changed(api, exchange, edit)))
 

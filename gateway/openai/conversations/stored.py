@@ -50,7 +50,15 @@ class StoredConversation:
             found = cls(api, tenant, kept, await unpacked(kept.content, Content))
             if (now := await found._looked_at(over)) is not None:
                 return now
-        raise _contended(id)
+        raise Contended(id)
+
+    @classmethod
+    async def told(cls, api: Api, tenant: Tenant, id: str, over: Response) -> None:
+        """It has what a response said that has ended. NotFound."""
+        waits_for = await api.link.ledger.conversations.waits_for(tenant.name, id)
+        # None: written by an earlier version.
+        if waits_for is None or ID_PREFIX + waits_for == over.id:
+            await cls.find(api, tenant, id, over=over)
 
     @classmethod
     async def changed(
@@ -61,7 +69,7 @@ class StoredConversation:
             found = await cls.find(api, tenant, id)
             if (now := await found._with(edit(found.content), bounded)) is not None:
                 return now
-        raise _contended(id)
+        raise Contended(id)
 
     async def join(self, request_id: str, turns: Sequence[Message]) -> None:
         """A response that was accepted goes on with it: nobody else did since it was found. The
@@ -74,7 +82,7 @@ class StoredConversation:
         if await self._with(content, "conversation") is None:
             now = await self.find(self.api, self.tenant, self.kept.id)
             if not now.content.has_round_of(request_id):
-                raise _contended(self.kept.id)
+                raise Contended(self.kept.id)
 
     async def _looked_at(self, over: Response | None) -> Self | None:
         """None: somebody else changed it at the same time."""
@@ -85,25 +93,36 @@ class StoredConversation:
             try:
                 over = await (await StoredResponse.find(self.api, self.tenant, public)).over()
             except NotFound:
-                return await self._with(self.content.closed(None))
+                return await self._closed(None)
         if over is None:
             return self
         is_told = over.status in ("completed", "incomplete")
         said: list[Item] | None = [as_item(each) for each in over.output] if is_told else None
-        return await self._with(self.content.closed(said))
+        return await self._closed(said)
+
+    async def _closed(self, said: Sequence[Item] | None) -> Self | None:
+        """None as `_with`."""
+        content = self.content.closed(said)
+        conversations = self.api.link.ledger.conversations
+        kept = await conversations.close(self.tenant.name, self.kept, await content.packed())
+        return None if kept is None else replace(self, kept=kept, content=content)
 
     async def _with(self, content: Content, bounded: str = "") -> Self | None:
         """None: it was changed since it was found."""
-        raw = await content.packed(bounded=bounded)
+        raw, waiting = await content.packed(bounded=bounded), content.open_round
         conversations = self.api.link.ledger.conversations
-        kept = await conversations.change(self.tenant.name, self.kept, raw)
+        waits_for = "" if waiting is None else waiting.request_id
+        kept = await conversations.change(self.tenant.name, self.kept, raw, waits_for=waits_for)
         return None if kept is None else replace(self, kept=kept, content=content)
+
+
+class Contended(Unavailable):
+    """Nothing was changed, as others were changing it."""
+
+    def __init__(self, id: str) -> None:
+        super().__init__(f"conversation {id!r} is being changed by others at the same time")
 
 
 def check_id(id: str, field: str = "id") -> None:
     if not CONVERSATION_ID.fullmatch(id):
         raise InvalidRequest(field, f"must match {CONVERSATION_ID.pattern}")
-
-
-def _contended(id: str) -> Unavailable:
-    return Unavailable(f"conversation {id!r} is being changed by others at the same time")

@@ -6,16 +6,16 @@ asked is kept with it (`note`).
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from starlette.datastructures import QueryParams
 
-from gateway.http.exchange import HttpExchange, now_s
-from gateway.openai.conversations.stored import StoredConversation
+from gateway.http.exchange import HttpExchange, gone_already, now_s
+from gateway.openai.conversations.stored import Contended, StoredConversation
 from gateway.openai.generate import HEADERS, KEY_HEADER, with_headers
 from gateway.openai.listing import NUMBER, listed, page_of
 from gateway.openai.operation import GENERATES, LOOKS, READS, Api, Operation, parameter
@@ -46,7 +46,7 @@ from gateway.requests.reading import is_read
 from gateway.requests.stream import Finished, Generation
 from gateway.requests.validation import REQUEST_ID, UINT32_MAX
 from gateway.values.generation_request import Message
-from service_kit.errors import InvalidRequest, KaitenError, NotFound
+from service_kit.errors import InvalidRequest, KaitenError, NotFound, Unavailable
 
 STREAM: Final = re.compile("(true|1|false|0)?")
 # How long who cancels is kept waiting for the end.
@@ -75,7 +75,8 @@ async def create_response(api: Api, exchange: HttpExchange, body: ResponseBody) 
         if generation.visit is not None and generation.visit.is_repeat and kept:
             stored = await StoredResponse.find(api, tenant, public)
         if earlier.conversation is not None:
-            await _join(earlier.conversation, generation, own)
+            is_named = bool(request.request_id)
+            await _to_its_end(_join(earlier.conversation, generation, own, is_named=is_named))
         if body.stream:
             await _stream(exchange, stored, generation, Resumed())
         elif body.background:
@@ -86,15 +87,33 @@ async def create_response(api: Api, exchange: HttpExchange, body: ResponseBody) 
             await exchange.send_json(200, response)
 
 
+async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """Whoever asked may leave meanwhile: what was begun is done before it is given up."""
+    doing = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(doing)
+    except asyncio.CancelledError:
+        await asyncio.wait({doing})
+        raise
+
+
 async def _join(
-    conversation: StoredConversation, generation: Generation, turns: Sequence[Message]
+    conversation: StoredConversation,
+    generation: Generation,
+    turns: Sequence[Message],
+    *,
+    is_named: bool,
 ) -> None:
-    """It becomes a part of the conversation, or of nothing."""
+    """It becomes a part of the conversation, or of nothing: unless the store is away and its client
+    has named it, who then asks again, and may be asking elsewhere already.
+    """
     request_id = generation.accepted.request_id
     try:
         await conversation.join(request_id, turns)
-    except KaitenError:
-        if generation.visit is None or not generation.visit.is_repeat:
+    except KaitenError as error:
+        if is_named and isinstance(error, Unavailable) and not isinstance(error, Contended):
+            generation.keep_running = True
+        elif generation.visit is None or not generation.visit.is_repeat:
             await conversation.api.generation_service.forget(request_id, conversation.tenant)
         raise
 
@@ -105,12 +124,13 @@ async def _tell_conversation(stored: StoredResponse, over: Response) -> None:
     done for who has their answer. Who comes next does it if we cannot.
     """
     with suppress(KaitenError):
-        await _look_at_conversation(stored, over)
+        await _keep_said(stored, over)
 
 
-async def _look_at_conversation(stored: StoredResponse, over: Response | None = None) -> None:
+async def _keep_said(stored: StoredResponse, over: Response) -> None:
+    """NotFound: its conversation is not there any more."""
     if (name := stored.note.asked.conversation) is not None:
-        await StoredConversation.find(stored.api, stored.tenant, name.id, over=over)
+        await StoredConversation.told(stored.api, stored.tenant, name.id, over)
 
 
 async def count_input_tokens(api: Api, exchange: HttpExchange, body: ResponseBody) -> None:
@@ -174,11 +194,18 @@ async def delete_response(api: Api, exchange: HttpExchange, _body: None) -> None
     """Nobody finds it any more, what it was asked and its text are gone, but for its conversation's
     items.
     """
-    stored = await StoredResponse.find(api, exchange.tenant, exchange.path["id"])
-    with suppress(NotFound):
-        await _look_at_conversation(stored)
-    await api.generation_service.forget(stored.request_id, exchange.tenant)
-    await exchange.send_json(200, DeletedResponse(id=stored.begun.id))
+    public, service = exchange.path["id"], api.generation_service
+    with gone_already(exchange):
+        stored = await StoredResponse.find(api, exchange.tenant, public)
+        # Whether it has ended is asked by what ends it: in between nothing can.
+        if not await service.cancel(stored.request_id, exchange.tenant):
+            over = await stored.whole()
+            with suppress(NotFound):
+                await _keep_said(stored, over)
+        # Not found: it was there just now, and somebody else was as fast, or the store not heard.
+        with suppress(NotFound):
+            await service.forget(stored.request_id, exchange.tenant)
+    await exchange.send_json(200, DeletedResponse(id=public))
 
 
 async def list_input_items(api: Api, exchange: HttpExchange, _body: None) -> None:

@@ -7,6 +7,7 @@ import pytest
 from gateway.children.pool import WorkRefused
 from gateway.http import errors as http
 from gateway.http.json_reply import to_json
+from gateway.openai.conversations.stored import Contended
 from gateway.requests.validation import FarTooLong, PromptTooLong, TextTooLong, TooMany
 from gateway.tenants import WrongKey
 from gateway.text.template_process import WORK
@@ -41,6 +42,7 @@ EXAMPLES = [
     StoreLost(),
     Fenced("old"),
     DamagedLedger("hole"),
+    Contended("conv_1"),
 ]
 
 
