@@ -217,6 +217,28 @@ async def test_cancels_repeat_without_growing_anything(ledger: Ledger) -> None:
     assert all(a.entry_id != b.entry_id for a, b in pairwise(entries))
 
 
+async def test_it_ends_with_the_last_who_waits(ledger: Ledger) -> None:
+    """However often the store hears who left."""
+    await ledger.submit(submit_record("a"), b"h", waiter="one")
+    await ledger.submit(submit_record("a"), b"h", waiter="two")
+    await ledger.submit(submit_record("a"), b"h", waiter="two")
+    await ledger.wait("a", "three")
+    await ledger.wait("unknown", "three")
+    for _ in range(2):
+        assert await ledger.cancel("a", waiter="one")
+        assert await ledger.cancel("a", waiter="two")
+    # Whom it goes on without.
+    assert await ledger.cancel("a", waiter="three", goes_on=True)
+    for waiter in ("one", "two", "three", "nobody"):
+        assert await ledger.cancel("a", waiter=waiter)
+    assert len(await ledger.inbox_all()) == 1
+    await ledger.wait("a", "four")
+    assert await ledger.cancel("a", waiter="four")
+    assert len(await ledger.inbox_all()) == 2
+    with pytest.raises(NotFound):
+        await ledger.find("unknown")
+
+
 async def test_cancelling_what_is_unknown_or_ended(ledger: Ledger) -> None:
     with pytest.raises(NotFound):
         await ledger.cancel("nobody")
