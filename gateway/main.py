@@ -23,6 +23,7 @@ from gateway.observe.metrics import Meters
 from gateway.observe.request_log import RequestLog
 from gateway.observe.tracing import Tracing
 from gateway.openai.batches.driver import BatchDriver
+from gateway.openai.conversations.keeper import ConversationKeeper
 from gateway.requests.generation_service import GenerationService
 from gateway.requests.prompts import Prompter
 from gateway.requests.validation import Limits
@@ -103,6 +104,7 @@ class GatewayService:
         self._operators = Operators(self.link, SystemClock(), self._peers)
         api = create_api(self.generation_service, self.link, self._operators, config, self._metrics)
         self._batches = BatchDriver(api, self._keyring)
+        self._conversations = ConversationKeeper(api, self._keyring)
         api.on_batch = self._batches.kick
         self._http = HttpServer(
             create_app(api, self._http_keyring()),
@@ -171,7 +173,8 @@ class GatewayService:
         # Cancels outlive the drain: what clients left behind must still be told to the ledger.
         self._releasing = asyncio.create_task(self.generation_service.releases.run())
         async with asyncio.TaskGroup() as tasks:
-            loops = [self.link.run(), self._readiness.run(), self._batches.run()]
+            loops = [self.link.run(), self._readiness.run()]
+            loops += [self._batches.run(), self._conversations.run()]
             files = [each for each in (self._keys_file, self._tls) if each is not None]
             for loop in (*loops, *(each.follow(SystemClock()) for each in files)):
                 tasks.create_task(endless(loop))

@@ -89,6 +89,11 @@ class Keys:
         return f"{self.prefix}conversation:{tenant}:{id}"
 
     @property
+    def waiting(self) -> str:
+        """Hash: the responses that conversations of all tenants wait for."""
+        return f"{self.prefix}waiting"
+
+    @property
     def batches(self) -> str:
         """Hash: the live batches of all tenants, which somebody must drive."""
         return f"{self.prefix}batches"

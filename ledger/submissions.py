@@ -40,6 +40,7 @@ NO_BOUNDS = TenantBounds()
 # A millisecond or two; a tail has hundreds, and the streams go on meanwhile.
 RECORDS_AT_ONCE = 16
 RESULTS_AT_ONCE = 32
+HEADS_AT_ONCE = 256
 LEASE_FIELDS = ("epoch", "nonce", "address", "renew_seq", "journal_seq", "folded_seq")
 # What submit.lua refuses with: the reason, whose bound it is, and which.
 REFUSALS = {
@@ -217,6 +218,17 @@ class Submissions:
             render=RenderOptions.FromString(known[4]),
             journal_seq=int(seq or 0),
         )
+
+    async def live(self, ids: Sequence[str]) -> list[bool]:
+        """Whether each of them has been accepted and has not ended."""
+        found: list[bool] = []
+        for start in range(0, len(ids), HEADS_AT_ONCE):
+            some = [self._store.keys.request(id) for id in ids[start : start + HEADS_AT_ONCE]]
+            heads = await self._store.read(
+                [("HMGET", key, "sequence_id", "finished") for key in some]
+            )
+            found += [accepted is not None and ended is None for accepted, ended in heads]
+        return found
 
     async def note(self, id: str) -> bytes:
         """What was given to `submit` with it. NotFound: no such request, or it had none."""

@@ -2,7 +2,7 @@
 
 import secrets
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from ledger import scripts
 from ledger.batches.shelf import too_many_bytes
@@ -24,6 +24,14 @@ class KeptConversation:
     created_at: int
     version: str
     content: bytes
+
+
+class Waiting(NamedTuple):
+    """A conversation that goes on with a response, which may have ended."""
+
+    tenant: str
+    id: str
+    request_id: str
 
 
 class Conversations:
@@ -61,6 +69,13 @@ class Conversations:
             raise self._gone(id)
         return None if waits_for is None else str(waits_for.decode())
 
+    async def waiting(self) -> list[Waiting]:
+        """All that wait, of every tenant. Some may have left by themselves."""
+        (found,) = await self._store.read((("HGETALL", self._store.keys.waiting),))
+        pairs = zip(found[::2], found[1::2], strict=True)
+        split = [(name.decode().partition(":"), request_id.decode()) for name, request_id in pairs]
+        return [Waiting(tenant, id, request_id) for (tenant, _, id), request_id in split]
+
     async def change(
         self, tenant: str, before: KeptConversation, content: bytes, *, waits_for: str = ""
     ) -> KeptConversation | None:
@@ -81,12 +96,21 @@ class Conversations:
 
     async def drop(self, tenant: str, id: str) -> None:
         """NotFound as `find`."""
+        if not await self._drop(tenant, id):
+            raise self._gone(id)
+
+    async def let_go(self, tenant: str, id: str) -> None:
+        """It is none of `waiting` any more, as it has left."""
+        await self._drop(tenant, id, only_waiting=True)
+
+    async def _drop(self, tenant: str, id: str, *, only_waiting: bool = False) -> bool:
         keys = self._store.keys
         verdict, *_ = await self._store.script(
-            scripts.CONVERSATION_DROP, (*keys.shelf(tenant), keys.conversation(tenant, id)), (id,)
+            scripts.CONVERSATION_DROP,
+            (*keys.shelf(tenant), keys.conversation(tenant, id), keys.waiting),
+            (id, f"{tenant}:{id}", int(only_waiting)),
         )
-        if verdict == b"NONE":
-            raise self._gone(id)
+        return bool(verdict != b"NONE")
 
     async def _keep(
         self,
@@ -101,11 +125,11 @@ class Conversations:
         keys, limits = self._store.keys, self._store.limits
         bytes_max = UNBOUNDED if is_closing else limits.files_bytes_max
         bounds = (bytes_max, CONVERSATIONS_MAX, CONVERSATION_BYTES)
-        version = secrets.token_hex(8)
+        version, name = secrets.token_hex(8), f"{tenant}:{id}"
         verdict, *rest = await self._store.script(
             scripts.CONVERSATION_CLOSE if is_closing else scripts.CONVERSATION_KEEP,
-            (*keys.shelf(tenant), keys.conversation(tenant, id)),
-            (id, before, version, content, limits.files_ttl_s, *bounds, waits_for),
+            (*keys.shelf(tenant), keys.conversation(tenant, id), keys.waiting),
+            (id, before, version, content, limits.files_ttl_s, *bounds, waits_for, name),
         )
         if verdict == b"OTHER":
             return None

@@ -1,9 +1,9 @@
 #!lua
 -- Keep a conversation, a new one or another content of one that nobody has changed meanwhile. Idempotent by version.
--- KEYS  meta, shelf:<tenant> as shelf.lua has it, conversation:<tenant>:<id>
+-- KEYS  meta, shelf:<tenant> as shelf.lua has it, conversation:<tenant>:<id>, waiting
 -- ARGV  1 store nonce, 2 id, 3 version that it has, empty: a new one, 4 version that it gets, 5 content, 6 how long to keep it in s,
 --       7 bytes of the tenant at most, 8 conversations of it at most, 9 bytes that one counts for besides its content,
---       10 the response that it waits for, may be empty
+--       10 the response that it waits for, may be empty, 11 <tenant>:<id>
 -- reply {OK, created at} | {OTHER}: it has been changed | {NONE} | {FULL, bytes kept} | {MANY, conversations kept} | {STORE_LOST}
 if redis.call('HGET', KEYS[1], 'nonce') ~= ARGV[1] then return {'STORE_LOST'} end
 local known = redis.call('HMGET', KEYS[6], 'version', 'created_at', 'counted')
@@ -27,4 +27,5 @@ local created_at = known[2] or string.format('%.0f', now)
 redis.call('HSET', KEYS[6], 'version', ARGV[4], 'content', ARGV[5], 'created_at', created_at, 'counted', string.format('%.0f', counted),
   'waits_for', ARGV[10])
 redis.call('EXPIRE', KEYS[6], ARGV[6])
+if ARGV[10] ~= '' then redis.call('HSET', KEYS[7], ARGV[11], ARGV[10]) else redis.call('HDEL', KEYS[7], ARGV[11]) end
 return {'OK', created_at}

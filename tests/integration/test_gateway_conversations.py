@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -10,11 +11,18 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import NoScriptError
 
+from gateway.openai.conversations import keeper
 from ledger.batches.conversations import KeptConversation
 from ledger.scripts import CONVERSATION_DROP, CONVERSATION_KEEP, FILE_DROP, FORGET
 from ledger.servers.connections import Command
 from service_kit.errors import Unavailable
-from tests.support.gateway_stack import WAIT_S, Stack, until
+from tests.support.gateway_stack import WAIT_S, Stack, running_stack, until
+
+
+@pytest.fixture(autouse=True)
+def nobody_else_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At conversations whose response has ended: these tests are of who does it sooner."""
+    monkeypatch.setattr(keeper, "LOOK_S", 3600.0)
 
 
 @pytest.mark.parametrize(
@@ -128,6 +136,39 @@ async def test_items_are_added_once_though_the_store_was_not_heard(
     assert (await http.post(f"{talk}/items", json={"items": [item]})).status_code == 200
     assert (await http.get(talk)).json()["metadata"] == {"by": "another"}
     assert len((await http.get(f"{talk}/items")).json()["data"]) == 1
+
+
+@pytest.mark.parametrize("loses", ["nothing", "the response", "the conversation"])
+async def test_what_nobody_looks_at_gets_into_its_conversation_all_the_same(
+    tmp_path: Path, redis_url: str, cell: str, monkeypatch: pytest.MonkeyPatch, loses: str
+) -> None:
+    """Neither at the response nor at the conversation, before the one of them leaves."""
+    monkeypatch.setattr(keeper, "LOOK_S", 0.02)
+    async with (
+        running_stack(tmp_path / "model", redis_url, cell) as stack,
+        httpx.AsyncClient(base_url=stack.gateway.http_url, timeout=WAIT_S) as http,
+        Redis.from_url(redis_url) as store,
+    ):
+        stack.says("Hi")
+        keys, conversations = stack.ledger.keys, stack.ledger.conversations
+        stack.scheduler.is_open.clear()
+        talk, _ = await begun(http, background=True)
+        id = talk.rpartition("/")[2]
+        assert await conversations.waiting() == [("default", id, "it")]
+        request = keys.request("default:it"), keys.result("default:it")
+        if loses == "the response":
+            await store.delete(*request)
+        elif loses == "the conversation":
+            await store.delete(keys.conversation("default", id))
+        stack.scheduler.is_open.set()
+        async with asyncio.timeout(WAIT_S):
+            while await conversations.waiting():  # noqa: ASYNC110 - it is in the store
+                await asyncio.sleep(0.005)
+        if loses == "nothing":
+            assert await store.delete(*request) == 2
+            assert await said_in(http, talk) == ["Hi", "x"]
+        elif loses == "the response":
+            assert await said_in(http, talk) == []
 
 
 async def begun(http: httpx.AsyncClient, **asked: Any) -> tuple[str, httpx.Response]:

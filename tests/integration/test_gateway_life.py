@@ -25,6 +25,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 from gateway.cell.ledger_session import LedgerLink
 from gateway.cell.readiness import Readiness
 from gateway.openai.batches.driver import BatchDriver
+from gateway.openai.conversations.keeper import ConversationKeeper
 from gateway.tenants import KeysFile
 from kaiten.v1 import inference_service_pb2 as pb
 from kaiten.v1 import model_service_pb2 as model_pb
@@ -309,7 +310,13 @@ async def test_drain_sends_what_is_left_elsewhere_and_cancels_nothing(
 
 @pytest.mark.parametrize(
     ("loop", "name"),
-    [(LedgerLink, "run"), (Readiness, "run"), (BatchDriver, "run"), (KeysFile, "follow")],
+    [
+        (LedgerLink, "run"),
+        (Readiness, "run"),
+        (BatchDriver, "run"),
+        (ConversationKeeper, "run"),
+        (KeysFile, "follow"),
+    ],
 )
 async def test_a_loop_that_ends_unasked_ends_the_gateway(
     loop: type,
