@@ -29,6 +29,8 @@ class StepCost:
         self._decode_rows: dict[int, int] = {}
         self._prefill_us = 0
         self._prefill_tokens = 0
+        # Of each prompt token, how long its step took beyond its rows, summed up.
+        self._prefill_step_us = 0
         self._prices = _Prices()
         self._last_decodes = 0
 
@@ -41,6 +43,7 @@ class StepCost:
                 self._prices.row = self._prices.token = beyond_us // prompt_tokens
             self._prefill_us = _decayed(self._prefill_us) + beyond_us
             self._prefill_tokens = _decayed(self._prefill_tokens) + (prompt_tokens << SCALE_BITS)
+            self._prefill_step_us = _decayed(self._prefill_step_us) + beyond_us * prompt_tokens
         if decodes:
             # One like the step before tells of no price.
             if prompt_tokens or decodes != self._last_decodes:
@@ -98,6 +101,13 @@ class StepCost:
     def prefill_us(self, prompt_tokens: int) -> int:
         """Of so many prompt tokens, in whatever steps; 0 where none was seen yet."""
         return prompt_tokens * self._prefill_us // max(1, self._prefill_tokens)
+
+    def prefill_us_least(self, prompt_tokens: int, step_tokens_max: int) -> int:
+        """Of so many in steps that are full, as one that is takes no less than the others of late:
+        a step of a few takes a worker hardly less than one of many.
+        """
+        steps_us = prompt_tokens * self._prefill_step_us // max(1, self._prefill_tokens)
+        return steps_us // step_tokens_max
 
     def prompt_tokens_in(self, step_us: int, *, decodes: int) -> int | None:
         """How many fit a step that is to take so long; None: none was seen yet."""

@@ -36,7 +36,8 @@ def first_token_ns(workers: Collection[Worker], live: LiveRequest) -> int:
     for worker in workers:
         if worker.can_hold(sequence):
             hits = worker.kv.lookup(sequence.kv, sequence.max_cached_tokens)
-            least_us.append(worker.cost.prefill_us(len(sequence.tokens) - hits.num_tokens))
+            left, most = len(sequence.tokens) - hits.num_tokens, worker.spec.step_tokens_max
+            least_us.append(worker.cost.prefill_us_least(left, most))
     return min(least_us, default=0) * 1000 // 2
 
 

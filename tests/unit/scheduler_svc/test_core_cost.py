@@ -140,7 +140,7 @@ def with_deadline(left_ns: int) -> tuple[Cell, int]:
     """Somebody waits whose deadline is in so long, behind one that has the only slot."""
     cell = Cell(spec(blocks=400, slots=1, step_tokens=264))
     cell.workers["w1"].token_us = TOKEN_US
-    cell.submit(20, 400)
+    cell.submit(264, 400)
     cell.turns(3)
     return cell, cell.submit(PROMPT, 3, deadline_ns=cell.now_ns + left_ns)
 
@@ -170,6 +170,30 @@ def test_who_was_let_in_is_not_judged_any_more() -> None:
     assert cell.expire() == ()
     cell.finish()
     assert cell.endings[late].reason is Reason.LENGTH
+
+
+def test_short_prompts_do_not_make_a_long_one_hopeless() -> None:
+    """A step takes 20 ms whatever is in it; at the pace of 5 tokens a step, 400 take 1.6 s."""
+    cell = Cell(spec(blocks=400, slots=4, step_tokens=512))
+    worker = cell.workers["w1"]
+    worker.base_us, worker.token_us = 20_000, TOKEN_US
+    for _ in range(4):
+        cell.submit(5, 8)
+        while cell.scheduler.live_count:
+            cell.turn()
+    long = cell.submit(400, 3, deadline_ns=cell.now_ns + 500_000_000)
+    assert cell.expire() == ()
+    cell.finish()
+    assert cell.endings[long].reason is Reason.LENGTH
+
+
+def test_the_least_that_a_prompt_takes_is_that_of_full_steps() -> None:
+    cost = StepCost()
+    for step in range(64):
+        tokens = 1000 if step % 4 else 10
+        cost.observe(20_000 + 100 * tokens, decodes=0, prompt_tokens=tokens)
+    assert cost.prefill_us_least(10_000, 1000) == pytest.approx(1_200_000, rel=0.02)
+    assert cost.prefill_us_least(10_000, 4000) == pytest.approx(300_000, rel=0.02)
 
 
 def test_a_deadline_without_a_fit_is_only_kept_or_missed() -> None:
