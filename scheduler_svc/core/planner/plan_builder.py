@@ -37,6 +37,7 @@ class PlanBuilder:
         self.preempted: list[SequenceId] = []
         self.gave_way: list[SequenceId] = []
         self.joins: list[Join] = []
+        self.join_tokens = 0
         self.passed_over: list[PassedOver] = []
         self.now_ns = now_ns
         # Other workers that could start a sequence, by all of it that makes a difference to them.
@@ -94,6 +95,7 @@ class PlanBuilder:
             self._copies += copies
             num_computed_tokens = len(sequence.tokens) - 1
         slot = self.cell.admit(self.worker, sequence, num_computed_tokens, self.now_ns)
+        self.join_tokens += len(sequence.tokens)
         self.joins.append(
             Join(
                 slot=slot,

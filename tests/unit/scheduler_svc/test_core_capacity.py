@@ -6,6 +6,7 @@ import pytest
 
 from scheduler_svc.core.commands import Expire, MakePlan, Submit, WorkerJoined, WorkerLost
 from scheduler_svc.core.outcome import Finished, Plan
+from scheduler_svc.core.planner import admit
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.types import Reason, Request
 from tests.support.cell import Cell, spec
@@ -243,6 +244,21 @@ def test_a_full_queue_of_waiters_lets_a_freed_seat_go_to_the_first() -> None:
     sequence_ids = [cell.submit(3, 4) for _ in range(12)]
     joined = [sequence_id for plan in cell.finish() for sequence_id in plan.admitted]
     assert joined == sequence_ids
+
+
+def test_a_burst_with_a_long_cached_prefix_does_not_join_in_one_plan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each brings all its tokens with the plan, however few of them are to be computed."""
+    monkeypatch.setattr(admit, "JOIN_TOKENS", 250)
+    cell = Cell(spec(slots=32), prefill_tokens=1)
+    head = tuple(range(1, 101))
+    cell.submit(head, 40)
+    cell.turns(4)
+    burst = [cell.submit((*head, one), 3) for one in range(1, 9)]
+    joins = [len(plan.joins) for plan in cell.finish()]
+    assert sum(joins) == len(burst)
+    assert max(joins) == 3
 
 
 def test_idle_then_a_burst() -> None:
