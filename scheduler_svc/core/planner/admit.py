@@ -1,9 +1,11 @@
 """Admit: whether the one that is this worker's to take may start now."""
 
+from bisect import bisect_left
+
 from scheduler_svc.core.kv import Hits
 from scheduler_svc.core.outcome import Why
 from scheduler_svc.core.planner.give_way import newest_flex
-from scheduler_svc.core.planner.place import admission_view, could_start_elsewhere, place
+from scheduler_svc.core.planner.place import admission_view, others, place, why_not_here
 from scheduler_svc.core.planner.plan_builder import Admission, PlanBuilder
 from scheduler_svc.core.requests import Sequence
 from scheduler_svc.core.types import BlockId
@@ -34,6 +36,7 @@ def choose(builder: PlanBuilder) -> Admission | None:
     """
     for sequence in place(builder):
         admission, why = _try(builder, sequence)
+        why = why_not_here(builder, sequence) if why is None else why
         if why is None:
             return admission
         builder.pass_over("admit", why, sequence.sequence_id)
@@ -66,19 +69,18 @@ def _in_the_way(builder: PlanBuilder, sequence: Sequence, hits: Hits) -> tuple[S
     """
     worker, joined = builder.worker, {join.sequence_id for join in builder.joins}
     flex = [one for one in newest_flex(worker) if one.sequence_id not in joined]
-    if sequence.is_flex or not flex or could_start_elsewhere(builder, sequence):
+    if sequence.is_flex or not flex or others(builder, sequence):
         return ()
     retiring = [retired.kv for retired in worker.retiring.values()]
 
-    def why_not(count: int) -> Why | None:
-        leaving = tuple(flex[:count])
+    def is_enough(count: int) -> bool:
+        leaving = frozenset(flex[:count])
         freed = worker.kv.freed_by([*retiring, *(one.kv for one in leaving)])
-        return _why_not(builder, sequence, hits, freed, leaving)
+        return _why_not(builder, sequence, hits, freed, leaving) is None
 
-    if why_not(len(flex)) is not None:
+    if not is_enough(len(flex)):
         return ()
-    count = next(count for count in range(1, len(flex) + 1) if why_not(count) is None)
-    return tuple(flex[:count])
+    return tuple(flex[: bisect_left(range(len(flex)), True, lo=1, key=is_enough)])
 
 
 def _why_not(
@@ -86,7 +88,7 @@ def _why_not(
     sequence: Sequence,
     hits: Hits,
     freed: set[BlockId],
-    leaving: tuple[Sequence, ...] = (),
+    leaving: frozenset[Sequence] = frozenset(),
 ) -> Why | None:
     joining = len(builder.joins)
     view = admission_view(builder.cell, builder.worker, sequence, joining, hits, freed, leaving)

@@ -43,24 +43,26 @@ def place(builder: PlanBuilder) -> Iterator[Sequence]:
             longs += why is Why.LONG_PREFILL
             if longs == LONGS_PASSED_OVER_MAX:
                 return
-        elif (why := _why_none_now(builder, sequence)) is not None:
+        elif sequence.is_flex and (why := _why_no_flex(cell, worker)) is not None:
             builder.pass_over("place", why, sequence.sequence_id)
             return
         else:
             yield sequence
 
 
-def _why_none_now(builder: PlanBuilder, sequence: Sequence) -> Why | None:
-    """Why neither this one nor those behind it may be looked at."""
-    cell, worker = builder.cell, builder.worker
-    if sequence.is_flex and (why := _why_no_flex(cell, worker)) is not None:
-        return why
-    if not worker.slots_free:
-        # Somebody is to give way: not while a slot is free elsewhere.
-        return Why.ANOTHER_WORKER if could_start_elsewhere(builder, sequence) else None
-    if len(worker.running) < cell.policy.placement(_view(builder, sequence)):
-        return None
-    return Why.ANOTHER_WORKER
+def why_not_here(builder: PlanBuilder, sequence: Sequence) -> Why | None:
+    """Why another worker is to have one that fits here, and those behind it. A look at all others:
+    that is for last.
+    """
+    view = PlacementView(
+        running=len(builder.worker.running),
+        others=tuple([len(other.running) for other in others(builder, sequence)]),
+        num_admissible=builder.cell.waiting.num_admissible,
+    )
+    # Where somebody gives way for a slot, none is free elsewhere.
+    is_full = not builder.worker.slots_free
+    is_ours = is_full or view.running < builder.cell.policy.placement(view)
+    return None if is_ours else Why.ANOTHER_WORKER
 
 
 def _why_no_flex(cell: CellState, worker: Worker) -> Why | None:
@@ -176,31 +178,16 @@ def _can_promise(cell: CellState, budget: int, prefills: int) -> bool:
     return budget >= (prefills + 1) * min(cell.config.prefill_tokens_min, budget)
 
 
-def _view(builder: PlanBuilder, sequence: Sequence) -> PlacementView:
-    return PlacementView(
-        running=len(builder.worker.running),
-        others=tuple([len(other.running) for other in _others(builder, sequence)]),
-        num_admissible=builder.cell.waiting.num_admissible,
-    )
-
-
-def could_start_elsewhere(builder: PlanBuilder, sequence: Sequence) -> bool:
-    """Another worker could start it, with nobody giving way."""
-    return bool(_others(builder, sequence))
-
-
-def _others(builder: PlanBuilder, sequence: Sequence) -> list[Worker]:
-    """Of them nothing changes while a plan is made: they are asked once for all that are alike."""
-    cell, request, has_non_flex = (
-        builder.cell,
-        sequence.live.request,
-        builder.cell.waiting.has_non_flex,
-    )
+def others(builder: PlanBuilder, sequence: Sequence) -> list[Worker]:
+    """Workers that could start it too, with nobody giving way. Of them nothing changes while a plan
+    is made: they are asked once for all that are alike.
+    """
+    cell, request = builder.cell, sequence.live.request
     shape = (len(sequence.tokens), sequence.kv.places_max, request.needs, sequence.num_preemptions)
-    alike = (has_non_flex, request.priority, *shape)
+    alike = (cell.waiting.has_non_flex, request.priority, *shape)
     if alike not in builder.others or cell.policy.cadence.looks:
-        others = [other for other in cell.workers.values() if other is not builder.worker]
-        some = [each for each in others if _could_start(cell, each, sequence, builder.now_ns)]
+        rest = [other for other in cell.workers.values() if other is not builder.worker]
+        some = [each for each in rest if _could_start(cell, each, sequence, builder.now_ns)]
         builder.others[alike] = some
     return builder.others[alike]
 
@@ -223,7 +210,7 @@ def admission_view(
     joining: int = 0,
     hits: Hits | None = None,
     freed: AbstractSet[BlockId] = frozenset(),
-    leaving: tuple[Sequence, ...] = (),
+    leaving: AbstractSet[Sequence] = frozenset(),
 ) -> AdmissionView:
     """`hits`: a cached prefix to start from; `freed`: blocks that could be free besides; `leaving`:
     who would not be there.

@@ -6,7 +6,7 @@ from scheduler_svc.core.commands import StepDone, Submit, WorkerJoined
 from scheduler_svc.core.outcome import Why
 from scheduler_svc.core.policy.admission import AdmissionView, whenever_it_fits
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.types import Request
+from scheduler_svc.core.types import FLEX_PRIORITY, Request
 from tests.support.cell import Cell, spec
 from tests.support.cpu_cost import costs_at_most
 
@@ -66,24 +66,58 @@ def test_a_tenant_below_its_bound_again_concerns_whoever_has_a_slot() -> None:
     cell.finish()
 
 
-def test_of_requests_that_are_alike_other_workers_are_asked_once_in_a_plan() -> None:
-    """Each that is admitted needs to know how many could have it; of the others nothing changes."""
-    cell = Cell(*[spec(slots=8)] * 4, prefill_tokens=1)
-    asked = 0
+def counting(cell: Cell) -> list[AdmissionView]:
+    """What the rule of admission looks at, as it is asked."""
+    asked: list[AdmissionView] = []
 
     def counted(view: AdmissionView) -> Why | None:
-        nonlocal asked
-        asked += 1
+        asked.append(view)
         return whenever_it_fits(view)
 
     core = cell.scheduler._cell
     core.policy = replace(core.policy, admission=counted)
+    return asked
+
+
+def test_of_requests_that_are_alike_other_workers_are_asked_once_in_a_plan() -> None:
+    """Each that is admitted needs to know how many could have it; of the others nothing changes."""
+    cell = Cell(*[spec(slots=8)] * 4, prefill_tokens=1)
+    asked = counting(cell)
     for _ in range(4 * 8):
         cell.submit(3, 5)
-    asked = 0
+    asked.clear()
     assert len(cell.must_plan().joins) == 8
     # Its own worker for each that joins, and first whether anybody can; the others once for all.
-    assert asked == 8 + 1 + 3
+    assert len(asked) == 8 + 1 + 3
+    cell.finish()
+
+
+def test_for_one_that_does_not_fit_here_no_other_worker_is_asked() -> None:
+    """While blocks are short everywhere, each of many workers is asked after every step."""
+    cell = Cell(*[spec(slots=8, blocks=8)] * 4)
+    asked = counting(cell)
+    for _ in range(8):
+        cell.submit(20, 12)
+    cell.turns(6)
+    assert len(cell.scheduler.waiting) == 4
+    cell.step()
+    asked.clear()
+    cell.plan()
+    assert len(asked) == 1
+    cell.finish()
+
+
+def test_of_many_that_may_give_way_a_few_counts_are_tried() -> None:
+    cell = Cell(spec(slots=70, blocks=128, step_tokens=300), prefill_tokens=1)
+    asked = counting(cell)
+    for _ in range(64):
+        cell.submit(2, 2, priority=FLEX_PRIORITY)
+    cell.must_plan()
+    assert len(cell.running()) == 64
+    cell.submit(4 * 110, 2)
+    asked.clear()
+    assert 20 < len(cell.must_plan().preempted) < 60
+    assert len(asked) < 20
     cell.finish()
 
 
