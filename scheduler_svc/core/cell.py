@@ -66,7 +66,8 @@ class CellState:
         live = sequence.live
         if live.admitted_ns is None:
             live.admitted_ns = now_ns
-            live.num_cached_tokens = num_computed_tokens
+            # Output of before this core may be cached too.
+            live.num_cached_tokens = min(num_computed_tokens, sequence.num_prompt_tokens)
         return worker.admit(sequence, num_computed_tokens)
 
     def retire(self, worker: Worker, sequence: Sequence) -> None:

@@ -31,7 +31,9 @@ def take_over(cell: CellState, handover: Handover) -> None:
         if sequence is not None and sequence.state is not State.FINISHED:
             cell.preempted[past.sequence_id] = sequence
             sequence.num_preemptions = past.num_preemptions
-            sequence.deaths, sequence.furthest = past.deaths, past.furthest
+            # More than are allowed by now would be a verdict that nobody gives.
+            sequence.deaths = min(past.deaths, sequence.live.deaths_max)
+            sequence.furthest = past.furthest
     for name, tokens in handover.tenants:
         cell.waiting.put_ahead(name, tokens)
 

@@ -35,6 +35,16 @@ def test_a_request_that_kills_has_no_new_workers_with_a_new_leader() -> None:
     assert all(cell.reason(one) is Reason.LENGTH for one in innocents)
 
 
+def test_who_lost_more_workers_than_the_next_leader_allows_is_tried_once_more() -> None:
+    """Seen: it waited for a verdict on workers of which nobody knew."""
+    cell = Cell(spec(), deaths_max=1)
+    one = cell.submit(3, 6)
+    past = SequencePast(sequence_id=one, num_preemptions=0, deaths=3, furthest=2)
+    cell.apply(HandedOver(handover=Handover(sequences=(past,))))
+    cell.finish()
+    assert cell.reason(one) is Reason.LENGTH
+
+
 def test_untold_it_would_have_them_all() -> None:
     cell = Cell()
     poison = cell.submit(3, 6)
@@ -125,3 +135,14 @@ def test_what_is_told_is_bounded_and_the_dangerous_come_first() -> None:
     assert [past.sequence_id for past in told.sequences[:2]] == [last, first]
     assert len(told.tenants) == TENANTS_MAX
     assert told.tenants[0] == (f"t{TENANTS_MAX + 4}", TENANTS_MAX + 5)
+
+
+def test_output_of_the_leader_before_is_no_cached_prompt() -> None:
+    """Two that say the same go on: what the first computes of it anew is cached for the second."""
+    cell = Cell(spec(slots=1))
+    outputs = (tuple(range(1, 21)),)
+    cell.submit((5,) * 6, 22, outputs=outputs)
+    second = cell.submit((5,) * 6, 22, outputs=outputs)
+    while second not in cell.overs:
+        cell.turn()
+    assert cell.overs[second].num_cached_tokens == 6
