@@ -40,18 +40,19 @@ class WaitingQueue:
         self.throttled: dict[Tenant, None] = {}
         # Sequences in queues that may move.
         self.num_admissible = 0
+        # KV places of everybody, each at its longest, the fewest first.
+        self.places: list[int] = []
         self._order = order
         self._tokens_max: int | None = None
         self._wait_ns_max: int | None = None
         self._weights: dict[str, int] = {}
         self._heap: list[Head] = []
-        self._count = 0
         # What the tenant admitted last had been served before.
         self._virtual_time = 0
         self._idle_tenants: dict[str, int] = {}
 
     def __len__(self) -> int:
-        return self._count
+        return len(self.places)
 
     def __repr__(self) -> str:
         return f"<WaitingQueue {len(self)}>"
@@ -155,7 +156,7 @@ class WaitingQueue:
         if not tenant.queue:
             tenant.served = max(tenant.served, self._virtual_time * tenant.weight // WEIGHT_UNIT)
         self._insert(sequence)
-        self._count += 1
+        insort(self.places, sequence.kv.places_max)
         self._update(tenant)
 
     def remove(self, sequence: Sequence) -> bool:
@@ -167,7 +168,7 @@ class WaitingQueue:
         del tenant.queue[index]
         if self._is_promised(sequence):
             del tenant.arrivals[bisect_left(tenant.arrivals, _arrival(sequence))]
-        self._count -= 1
+        del self.places[bisect_left(self.places, sequence.kv.places_max)]
         self._update(tenant)
         return True
 
@@ -209,7 +210,7 @@ class WaitingQueue:
         """Raise AssertionError when the books do not balance with those who run."""
         tenants = self.tenants.values()
         movable = [tenant for tenant in tenants if tenant.head is not None]
-        assert self._count == sum(len(tenant.queue) for tenant in tenants)
+        assert self.places == sorted(s.kv.places_max for t in tenants for _, s in t.queue)
         assert self.num_admissible == sum(len(tenant.queue) for tenant in movable)
         assert all((t.head is None) == (t.is_throttled or not t.queue) for t in tenants)
         assert self.throttled.keys() == {t for t in tenants if t.is_throttled}

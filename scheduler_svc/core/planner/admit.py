@@ -36,8 +36,7 @@ def choose(builder: PlanBuilder) -> Admission | None:
     """
     for sequence in place(builder):
         admission, why = _try(builder, sequence)
-        why = why_not_here(builder, sequence) if why is None else why
-        if why is None:
+        if why is None and (why := why_not_here(builder, sequence)) is None:
             return admission
         builder.pass_over("admit", why, sequence.sequence_id)
         if why is not Why.RESERVED:

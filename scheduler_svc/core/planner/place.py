@@ -54,14 +54,11 @@ def why_not_here(builder: PlanBuilder, sequence: Sequence) -> Why | None:
     """Why another worker is to have one that fits here, and those behind it. A look at all others:
     that is for last.
     """
-    view = PlacementView(
-        running=len(builder.worker.running),
-        others=tuple([len(other.running) for other in others(builder, sequence)]),
-        num_admissible=builder.cell.waiting.num_admissible,
-    )
+    cell, worker = builder.cell, builder.worker
+    counts = tuple([len(other.running) for other in others(builder, sequence)])
+    view = PlacementView(len(worker.running), counts, cell.waiting.num_admissible)
     # Where somebody gives way for a slot, none is free elsewhere.
-    is_full = not builder.worker.slots_free
-    is_ours = is_full or view.running < builder.cell.policy.placement(view)
+    is_ours = not worker.slots_free or view.running < cell.policy.placement(view)
     return None if is_ours else Why.ANOTHER_WORKER
 
 
@@ -155,6 +152,9 @@ def why_closed(cell: CellState, worker: Worker) -> Why | None:
     """Why nobody can join this worker, whoever it is; None: somebody might."""
     if worker.is_draining or worker.is_late:
         return Why.DRAINING if worker.is_draining else Why.LATE
+    if cell.waiting.places[0] > worker.kv.places_max:
+        # However many they are, nobody looks at each.
+        return Why.TOO_LARGE
     if not worker.slots_free:
         return Why.NO_SLOT
     return None if _has_budget(cell, worker) else Why.NO_BUDGET

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from scheduler_svc.core.commands import StepDone, Submit, WorkerJoined
+from scheduler_svc.core.commands import MakePlan, StepDone, Submit, WorkerJoined
 from scheduler_svc.core.outcome import Why
 from scheduler_svc.core.policy.admission import AdmissionView, whenever_it_fits
 from scheduler_svc.core.scheduler import Scheduler
@@ -105,6 +105,19 @@ def test_for_one_that_does_not_fit_here_no_other_worker_is_asked() -> None:
     cell.plan()
     assert len(asked) == 1
     cell.finish()
+
+
+def test_a_worker_that_nobody_fits_costs_nothing_for_each_that_waits() -> None:
+    """It has slots, so it is asked after every step of the large one."""
+
+    def ask_small(scheduler: Scheduler) -> None:
+        for _ in range(20):
+            scheduler.apply(MakePlan(worker_id="small"), 0)
+
+    many, few = waited_for(2000), waited_for(2)
+    for scheduler in (many, few):
+        scheduler.apply(WorkerJoined(worker_id="small", spec=spec(blocks=2)), 0)
+    costs_at_most(8, lambda: ask_small(many), lambda: ask_small(few))
 
 
 def test_of_many_that_may_give_way_a_few_counts_are_tried() -> None:
