@@ -3,6 +3,7 @@
 import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
+from ipaddress import ip_address
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 
 Options: TypeAlias = Sequence[tuple[str, str | int]]
 
+# gRPC takes the proxy of HTTP_PROXY and its like for whatever NO_PROXY does not name.
+DIRECT: Final = (("grpc.enable_http_proxy", 0),)
 # Parts of what gRPC says, in order, and the sentence that it is for the user.
 CERTIFICATE_PROBLEMS: Final = (
     ("certificate has expired", "has expired"),
@@ -88,9 +91,11 @@ def system_authorities() -> bytes | None:
 
 
 def channel(address: str, tls: TLS | bool, options: Options = ()) -> "grpc.Channel":
-    """To a gateway. ValueError: a file of `tls` cannot be read."""
+    """To a gateway, by no proxy to one of this machine. ValueError: a file of `tls` cannot be read.
+    """
     import grpc
 
+    options = (*options, *_direct(address))
     if (credentials := _credentials(tls)) is None:
         return grpc.insecure_channel(address, options=options)
     return grpc.secure_channel(address, credentials, options=options)
@@ -100,6 +105,7 @@ def aio_channel(address: str, tls: TLS | bool, options: Options = ()) -> "grpc.a
     """The same for asyncio."""
     import grpc
 
+    options = (*options, *_direct(address))
     if (credentials := _credentials(tls)) is None:
         return grpc.aio.insecure_channel(address, options=options)
     return grpc.aio.secure_channel(address, credentials, options=options)
@@ -118,6 +124,15 @@ def explained(details: str) -> str:
     if TURNED_AWAY in details and details.startswith(NOT_CONNECTED):
         return f"{details}; {TURNED_AWAY_HINT}"
     return details
+
+
+def _direct(address: str) -> Options:
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        is_here = ip_address(host).is_loopback
+    except ValueError:
+        is_here = host.lower() == "localhost"
+    return DIRECT if is_here else ()
 
 
 def _credentials(tls: TLS | bool) -> Any:

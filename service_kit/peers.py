@@ -49,6 +49,8 @@ OPEN_TO_ALL: Final = "/grpc.health.v1.Health/"
 REFUSAL_LOG_S: Final = 10.0
 
 Options = Sequence[tuple[str, Any]]
+# A proxy is for what lies outside, and a container is often given its variables unasked.
+_DIRECT: Final = (("grpc.enable_http_proxy", 0),)
 Metadata = tuple[tuple[str, str], ...]
 
 
@@ -397,13 +399,15 @@ class Peers:
     # To others
 
     def channel(self, address: str, options: Options = ()) -> "grpc.aio.Channel":
-        """To the part at an address, `host:port` or `unix:/path`."""
+        """To the part at an address, `host:port` or `unix:/path`; by no proxy."""
+        options = (*options, *_DIRECT)
         if (credentials := self._credentials(address)) is None:
             return grpc.aio.insecure_channel(address, options)
         return grpc.aio.secure_channel(address, credentials, options)
 
     def blocking_channel(self, address: str, options: Options = ()) -> grpc.Channel:
         """The same for programs without an event loop."""
+        options = (*options, *_DIRECT)
         if (credentials := self._credentials(address)) is None:
             return grpc.insecure_channel(address, options)
         return grpc.secure_channel(address, credentials, options)

@@ -8,7 +8,7 @@ import grpc
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
-from kaiten.tls import TLS, aio_channel, certificate_problem, explained
+from kaiten.tls import DIRECT, TLS, aio_channel, certificate_problem, explained
 
 TIMEOUT_S: Final = 2.0
 PING_TIMEOUT_S: Final = 1.0
@@ -55,8 +55,8 @@ class Health:
 async def state_of(
     address: str, service: str = "", timeout_s: float = TIMEOUT_S, tls: TLS | None = None
 ) -> str:
-    """ "serving", "not serving: why", or why nobody answered."""
-    async with aio_channel(address, tls or False) as channel:
+    """ "serving", "not serving: why", or why nobody answered; by no proxy, as parts are reached."""
+    async with aio_channel(address, tls or False, DIRECT) as channel:
         return await _said(channel, service, timeout_s)
 
 

@@ -16,6 +16,7 @@ from structlog.testing import capture_logs
 
 from kaiten.client import TLS
 from kaiten.local.health import state_of
+from kaiten.local.ports import HeldPort
 from service_kit import grpc_server
 from service_kit.errors import ConfigError, Unauthenticated
 from service_kit.peers import (
@@ -268,6 +269,20 @@ async def test_a_call_that_was_overheard_cannot_be_made_again(tmp_path: Path) ->
         await call(channel, "unary_unary", proof)
         with pytest.raises(grpc.aio.AioRpcError, match="used before"):
             await call(channel, "unary_unary", proof)
+
+
+async def test_parts_are_reached_past_a_proxy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the environment says of one, as that of a container often does unasked."""
+    with HeldPort() as nobody:
+        monkeypatch.setenv("http_proxy", f"http://{nobody.address}")
+        ours = sharing(tmp_path, OURS)
+        async with served(ours) as bound, ours.channel(str(bound)) as channel:
+            assert await call(channel, "unary_unary", ours.proof()) == [b"ok"]
+            with ours.blocking_channel(str(bound)) as blocking:
+                await asyncio.to_thread(grpc.channel_ready_future(blocking).result, WAIT_S)
+            assert await state_of(str(bound)) == "serving"
 
 
 @pytest.mark.parametrize("kind", KINDS)
