@@ -29,6 +29,8 @@ class ChildSpec:
     # On top of ours. Secrets go here: every user of the machine can read command lines.
     environ: Mapping[str, str] = field(default_factory=dict, repr=False)
     log_path: Path
+    # What it writes into, besides: made anew where somebody took it away.
+    folders: tuple[Path, ...] = ()
     is_ready: Callable[[], Awaitable[bool]]
     # Any answer at all, of a process that was ready once; None: it is asked for nothing.
     is_alive: Callable[[], Awaitable[bool]] | None = None
@@ -70,8 +72,10 @@ class Child:
         return self._process is not None and self._process.returncode is None
 
     async def spawn(self) -> None:
-        """Start the process in its own session: Ctrl-C reaches the supervisor only."""
-        self.spec.log_path.parent.mkdir(parents=True, exist_ok=True)
+        """Start the process in its own session: Ctrl-C reaches the supervisor only. OSError: no
+        process, file, folder or memory is to be had now."""
+        for folder in (self.spec.log_path.parent, *self.spec.folders):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         async with self._changing:
             if self._is_closed:
                 raise ChildDied(f"{self.spec.name} is being stopped")

@@ -179,6 +179,7 @@ def _store(options: ServeOptions, socket: Path) -> tuple[tuple[ChildSpec, ...], 
         name="store",
         command=store.command(store.choose_program(), folder, socket),
         log_path=_log(options, "store"),
+        folders=(folder, socket.parent),
         is_ready=partial(store.is_ready, socket),
         is_alive=partial(store.answers, socket),
     )
@@ -193,7 +194,7 @@ def _scheduler(options: ServeOptions, redis_url: str, place: _Inner) -> ChildSpe
     return _service(
         options,
         place.name,
-        place.address,
+        place.socket,
         "scheduler_svc",
         *("--cell", options.cell),
         *place.flags(),
@@ -212,7 +213,7 @@ def _worker(
     return _service(
         options,
         place.name,
-        place.address,
+        place.socket,
         "gpu_worker",
         *("--model", str(options.model.folder)),
         *("--served-model-name", options.model.name),
@@ -228,7 +229,7 @@ def _gateway(options: ServeOptions, redis_url: str, door: _Door) -> ChildSpec:
     return _service(
         options,
         "gateway",
-        unix_address(door.socket),
+        door.socket,
         "gateway",
         *("--cell", options.cell),
         *("--model", str(options.model.folder), "--served-model-name", options.model.name),
@@ -243,18 +244,19 @@ def _gateway(options: ServeOptions, redis_url: str, door: _Door) -> ChildSpec:
 def _service(
     options: ServeOptions,
     name: str,
-    address: str,
+    socket: Path,
     module: str,
     *arguments: str,
     environ: Mapping[str, str] | None = None,
 ) -> ChildSpec:
     told = {"--log-level": options.log_level}
-    health = Health(address)
+    health = Health(unix_address(socket))
     return ChildSpec(
         name=name,
         command=(*services.command(module), *arguments, *_flags(told)),
         environ=services.environ() | dict(environ or {}),
         log_path=_log(options, name),
+        folders=(socket.parent,),
         is_ready=health.is_serving,
         is_alive=health.answers,
     )

@@ -5,9 +5,11 @@ is a fault, and the child is started again. The first SIGTERM or Ctrl-C drains, 
 """
 
 import asyncio
+import shutil
 import signal
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 from kaiten.local.child import Child, ChildDied, exit_text
@@ -20,6 +22,7 @@ RESTART_S_MIN: Final = 0.2
 RESTART_S_MAX: Final = 5.0
 # A child that was ready for this long had recovered: its next death is a first death.
 STABLE_S: Final = 30.0
+FREE_BYTES_MIN: Final = 1 << 20
 
 
 class Display(Protocol):
@@ -105,11 +108,13 @@ class Supervisor:
     async def _start_one(self, child: Child, took_s: dict[str, float]) -> None:
         name = child.spec.name
         self._display.starting(name)
-        await child.spawn()
         try:
+            await child.spawn()
             seconds = await child.until_ready(lambda log: self._display.progress(name, log))
         except ChildDied as error:
             raise start_error(child, error) from error
+        except OSError as error:
+            raise StartError(f"{name} cannot be started: {error}") from error
         took_s[name] = seconds
         self._display.ready(name, seconds)
 
@@ -135,10 +140,11 @@ class Supervisor:
                 # Shielded: a process must not be born unseen while this task is being cancelled.
                 await asyncio.shield(child.spawn())
                 self._display.ready(child.spec.name, await child.until_ready())
-            except ChildDied:
+            except ChildDied as error:
+                unborn = str(error) if child.is_running else ""
                 await child.abandon()
             except OSError as error:
-                # No process, file or memory to be had now: the others go on, and so do we.
+                # The others go on, and so do we.
                 unborn = f"it cannot be started: {error}"
             ready_s = time.monotonic()
 
@@ -159,10 +165,20 @@ class Supervisor:
 
 
 def death_of(child: Child) -> str:
-    """How it ended, and what its log says about that."""
+    """How it ended, and what its log says about that, if it could."""
     how = exit_text(child.exit_code)
     cause = cause_of(child.log_text()) if (child.exit_code or 0) > 0 else ""
-    return f"{how}: {cause}" if cause else how
+    told = f"{how}: {cause}" if cause else how
+    folder = child.spec.log_path.parent
+    return f"{told}; the disk of {folder} is full" if is_full(folder) else told
+
+
+def is_full(folder: Path) -> bool:
+    """Its disk has no room for what a store or a log writes at once. False: it cannot be told."""
+    try:
+        return shutil.disk_usage(folder).free < FREE_BYTES_MIN
+    except OSError:
+        return False
 
 
 def start_error(child: Child, error: ChildDied) -> StartError:

@@ -26,7 +26,8 @@ folder, name, mode = pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 if mode == "broken":
     sys.exit("the model is unreadable")
-if mode != "never-ready":
+is_again = (folder / f"{name}.pid").exists()
+if mode != "never-ready" and not (mode == "once" and is_again):
     (folder / f"{name}.tmp").write_text(str(os.getpid()))
     (folder / f"{name}.tmp").rename(folder / f"{name}.pid")
 signal.sigwait({signal.SIGHUP if mode == "stubborn" else signal.SIGTERM})
@@ -42,8 +43,10 @@ def toy_stack(folder: Path, modes: Mapping[str, str]) -> Stack:
             name=name,
             command=(sys.executable, "-c", STAND_IN, str(folder), name, modes.get(name, "plain")),
             log_path=folder / "logs" / f"{name}.log",
+            folders=(folder / "files",),
             is_ready=partial(is_up, folder / f"{name}.pid"),
             is_alive=partial(runs, folder / f"{name}.pid"),
+            idle_s_max=float(modes.get("idle", "300")),
         )
         for name in NAMES
     }

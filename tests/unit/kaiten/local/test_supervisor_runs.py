@@ -3,18 +3,20 @@
 import asyncio
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from kaiten.local.child import Child, ChildSpec, exit_text
-from kaiten.local.supervisor import RESTART_S_MAX, restart_s
+from kaiten.local.supervisor import RESTART_S_MAX, death_of, restart_s
 from tests.support.toy_stack import NAMES, process_is_up
 from tests.support.whole_stack import wait_until
 
@@ -137,11 +139,42 @@ def test_deaths_after_the_start_are_told_and_mended(start: Start) -> None:
             r"died\|gateway\|it cannot be started: .*/logs'\|1.6", run.until("died")
         )
         logs.unlink()
+        (run.folder / "files").rmdir()
         run.until("ready|gateway")
+        assert (run.folder / "files").is_dir()
         run.process.send_signal(signal.SIGTERM)
         code, _ = run.finish()
     assert code == 0
     assert sorted(run.ended()) == sorted(NAMES)
+
+
+def test_who_does_not_come_back_is_told_so(start: Start) -> None:
+    with start("gateway=once", "idle=1") as run:
+        run.until("all-ready")
+        run.child("gateway").kill()
+        assert run.until("died") == "died|gateway|signal SIGKILL|0.2"
+        why = "gateway is not ready, and has done nothing for 1 s"
+        assert run.until("died") == f"died|gateway|{why}|0.4"
+        run.process.send_signal(signal.SIGTERM)
+        assert run.finish()[0] == 0
+
+
+def test_who_cannot_be_started_is_told_in_a_sentence(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "logs").touch()
+    with start() as run:
+        code, lines = run.finish()
+    assert code == 1
+    assert lines[-1].startswith("error|store cannot be started: [Errno 17] File exists: ")
+    assert left_alive(run) == []
+
+
+def test_a_death_names_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who finds no room for its files has none for its last words."""
+    child = Child(ChildSpec(name="a", command=(), log_path=tmp_path / "a.log", is_ready=asyncio.Future))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=4096))
+    assert death_of(child) == f"exit code None; the disk of {tmp_path} is full"
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 20))
+    assert death_of(child) == "exit code None"
 
 
 def test_whom_its_terminal_leaves_goes_on_under_nohup_and_stops_in_order(start: Start) -> None:
