@@ -10,6 +10,7 @@ from ledger.durability import check_kind, check_replicas, check_store, is_full
 from ledger.keys import Keys
 from ledger.leadership import Leadership
 from ledger.servers.commands import needed
+from ledger.servers.refusals import NotLetIn
 from ledger.store import Store
 from ledger.submissions import Submissions
 from ledger.types import LedgerLimits, StoreInfo
@@ -59,6 +60,12 @@ class Ledger(Submissions, Leadership, Commits):
         Creates the cell's meta key in an unused cell. StoreLost when the store is not the one known
         before.
         """
+        try:
+            return await self._checked()
+        except NotLetIn as error:
+            raise ConfigError(error.reason) from error
+
+    async def _checked(self) -> StoreInfo:
         store, limits, kind = self._store, self._store.limits, self._store.url.kind
         await store.primary()
         facts = await store.facts()

@@ -17,7 +17,7 @@ from scheduler_svc.standby import Standby
 from scheduler_svc.tracing import Tracing
 from service_kit import grpc_server, lifecycle, logs, settings, telemetry
 from service_kit.clock import SystemClock
-from service_kit.errors import OutOfOrder, Unavailable
+from service_kit.errors import ConfigError, OutOfOrder, Unavailable
 from service_kit.metrics import Metrics, count_spans
 from service_kit.peers import Peers, make_credential
 
@@ -43,6 +43,7 @@ class SchedulerProcess:
         self._peers = Peers.of(chosen)
         self._servicer = Servicer(chosen)
         self._ledger: Ledger | None = None
+        self._has_connected = False
         # By a worker that refused us: the next leadership is above it.
         self._seen_epoch = 0
         self._is_draining = False
@@ -100,7 +101,9 @@ class SchedulerProcess:
             await asyncio.to_thread(self._spans.close)
 
     async def _connect(self) -> None:
-        """A ledger that can be trusted. Waits for the store, refuses a misconfigured one."""
+        """A ledger that can be trusted. Waits for the store; one that is misconfigured is refused at
+        the start, and waited for later.
+        """
         while True:
             if self._ledger is not None:
                 await self._ledger.close()
@@ -116,7 +119,9 @@ class SchedulerProcess:
             )
             try:
                 store = await self._ledger.check()
-            except Unavailable as error:
+            except (ConfigError, Unavailable) as error:
+                if isinstance(error, ConfigError) and not self._has_connected:
+                    raise
                 self._note_store_problem(str(error))
                 log.warning("store.waiting", reason=str(error))
                 await self._clock.sleep(STORE_RETRY_S)
@@ -128,6 +133,7 @@ class SchedulerProcess:
                 kind=store.kind,
                 replicas=store.replicas,
             )
+            self._has_connected = True
             return
 
     async def _lead(self) -> None:

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from redis import exceptions as redis_errors
 
-from service_kit.errors import ConfigError, Unavailable
+from service_kit.errors import Unavailable
 
 # Refusals of a server that is well but not ready: by the first word of the error.
 TRANSIENT: Final = frozenset(
@@ -37,16 +37,23 @@ REFUSALS: Final = {
 }
 
 
+class NotLetIn(Unavailable):
+    """The store does not know the url's user or password, or no more. A start is refused for it (see
+    `Ledger.check`); a service that runs waits until it is mended.
+    """
+
+
 class NotPrimary(redis_errors.ReadOnlyError):
     """Somebody else is, or will be."""
 
 
 def translated(error: Exception) -> Exception:
-    """Unavailable or ConfigError with the reason; a refusal that means our mistake as it is."""
+    """Unavailable with the reason; a refusal that means our mistake as it is."""
     if isinstance(error, redis_errors.AuthenticationError):
-        return ConfigError(
-            f"ledger: the store must accept the url's user and password; it said: {error}."
-            " Fix: put them into the ledger url, redis://user:password@host:port"
+        return NotLetIn(
+            "ledger: the store must accept the url's user and password; it said:"
+            f" {str(error).rstrip('.')}. Fix: put them into the ledger url,"
+            " redis://user:password@host:port"
         )
     if isinstance(error, redis_errors.ResponseError):
         reason = REFUSALS.get(_code(error))

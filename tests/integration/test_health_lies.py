@@ -118,6 +118,19 @@ def configured(url: str, name: str, value: str, after: str) -> Iterator[None]:
             store.config_set(name, after)
 
 
+@contextmanager
+def locked(url: str) -> Iterator[None]:
+    """A store whose password was changed before its users knew."""
+    with redis.Redis.from_url(url) as store:
+        store.config_set("requirepass", "new")
+        store.client_kill_filter(_type="normal", skipme=True)
+        try:
+            yield
+        finally:
+            store.execute_command("AUTH", "new")
+            store.config_set("requirepass", "")
+
+
 Lie = Callable[[], AbstractContextManager[None]]
 
 
@@ -139,6 +152,10 @@ async def test_who_lives_and_cannot_get_on_is_told_from_who_can(tmp_path: Path) 
             "a store that is full": (
                 partial(configured, url, "maxmemory", "1", "0"),
                 ("the store is full",),
+            ),
+            "a store whose password is another": (
+                partial(locked, url),
+                ("must accept the url's user and password",),
             ),
             "a store that takes nothing without a replica": (
                 partial(configured, url, "min-replicas-to-write", "1", "0"),
