@@ -18,6 +18,7 @@ from gateway.children.pool import ChildLimits
 from gateway.grpc import inference, scaler
 from gateway.grpc.operators import OperatorServicer
 from gateway.http.connection import ConnectionLimits
+from gateway.http.open_files import make_room
 from gateway.http.server import HttpServer
 from gateway.observe.metrics import Meters
 from gateway.observe.request_log import RequestLog
@@ -124,6 +125,7 @@ class GatewayService:
 
     async def start(self) -> Mapping[str, object]:
         """Bind both ports and begin to answer; whether requests can be served, readiness tells."""
+        make_room(self._config.http_connections_max + self._config.rpcs_max)
         self._grpc = create_server(
             limits=ServerLimits(
                 message_in_bytes_max=self._config.message_bytes_max,

@@ -91,8 +91,7 @@ def system_authorities() -> bytes | None:
 
 
 def channel(address: str, tls: TLS | bool, options: Options = ()) -> "grpc.Channel":
-    """To a gateway, by no proxy to one of this machine. ValueError: a file of `tls` cannot be read.
-    """
+    """To a gateway, by no proxy to one of this machine. ValueError: a file of `tls` cannot be read."""
     import grpc
 
     options = (*options, *_direct(address))

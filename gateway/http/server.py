@@ -11,6 +11,7 @@ from typing import Any, Final
 import uvicorn
 
 from gateway.http.connection import FAREWELL_S, Connection, ConnectionLimits
+from gateway.http.open_files import NotTaken
 from service_kit.addresses import bind_socket
 
 KEEP_ALIVE_S: Final = 15
@@ -110,6 +111,7 @@ class HttpServer:
     async def start(self) -> None:
         """Answer from now on."""
         assert self._socket is not None, "bind first"
+        asyncio.get_running_loop().set_exception_handler(NotTaken())
         self._task = asyncio.create_task(self._server.serve(sockets=[self._socket]))
         await self._server.is_up.wait()
 

@@ -1,17 +1,22 @@
 """The HTTP listener's own details."""
 
 import asyncio
+import os
+import resource
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
 import pytest
+from structlog.testing import capture_logs
 
 from gateway.http import connection
 from gateway.http import server as http_server
 from gateway.http.connection import ConnectionLimits
+from gateway.http.open_files import FILES_BESIDE, make_room
 from gateway.http.server import HttpServer
+from tests.support.answers import until
 
 
 async def app(scope: Any, _receive: Any, send: Any) -> None:
@@ -236,3 +241,46 @@ async def test_one_connection_too_many_is_told_so() -> None:
                 b"HTTP/1.1 200"
             ):
                 pass
+
+
+async def test_who_finds_no_file_is_told_of_once_and_taken_later(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """asyncio tells of each of 512 tries, each second, each with a trace."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    clients = [socket.socket() for _ in range(3)]
+    async with listening(ConnectionLimits()) as port:
+        opened = os.dup(0)
+        os.close(opened)
+        with capture_logs() as logs:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (opened, limits[1]))
+            try:
+                for client in clients:
+                    client.connect(("127.0.0.1", port))
+                await until(lambda: bool(logs), "a word of it")
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert [each["event"] for each in logs] == ["connections.not_taken"]
+        assert "Too many open files" in logs[0]["reason"]
+        assert not caplog.records
+        for client in clients:
+            reader, writer = await asyncio.open_connection(sock=client)
+            writer.write(GET)
+            assert await asyncio.wait_for(reader.readline(), 60) == b"HTTP/1.1 200 OK\r\n"
+            writer.close()
+
+
+@pytest.mark.parametrize(("connections", "is_enough"), [(16, True), (1 << 30, False)])
+def test_as_many_files_as_connections_need_are_taken(connections: int, is_enough: bool) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = FILES_BESIDE - 1
+    resource.setrlimit(resource.RLIMIT_NOFILE, (few, limits[1]))
+    try:
+        with capture_logs() as logs:
+            make_room(connections)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert hard == limits[1]
+    assert soft == (FILES_BESIDE + connections if is_enough else hard)
+    assert [each["event"] for each in logs] == ["files.few"] * (not is_enough)

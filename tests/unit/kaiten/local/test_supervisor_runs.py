@@ -170,7 +170,9 @@ def test_who_cannot_be_started_is_told_in_a_sentence(start: Start, tmp_path: Pat
 
 def test_a_death_names_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who finds no room for its files has none for its last words."""
-    child = Child(ChildSpec(name="a", command=(), log_path=tmp_path / "a.log", is_ready=asyncio.Future))
+    child = Child(
+        ChildSpec(name="a", command=(), log_path=tmp_path / "a.log", is_ready=asyncio.Future)
+    )
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=4096))
     assert death_of(child) == f"exit code None; the disk of {tmp_path} is full"
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 20))
