@@ -45,7 +45,7 @@ from service_kit.grpc_server import (
     create_server,
 )
 from service_kit.lifecycle import endless, launch
-from service_kit.metrics import Metrics, count_spans, seen
+from service_kit.metrics import Metrics, close_all, count_spans, seen
 from service_kit.peers import Peers, bind_socket
 from service_kit.tls import ServerTls
 
@@ -204,9 +204,7 @@ class GatewayService:
             await self._template.close()
         await self._grammars.close()
         await self.link.close()
-        await asyncio.to_thread(self._metrics.close)
-        if self._spans is not None:
-            await asyncio.to_thread(self._spans.close)
+        await close_all(self._metrics, self._spans)
 
     def _http_keyring(self) -> Keyring:
         """Without keys, who may see everything depends on where this door is."""

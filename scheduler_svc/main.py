@@ -18,7 +18,7 @@ from scheduler_svc.tracing import Tracing
 from service_kit import grpc_server, lifecycle, logs, settings, telemetry
 from service_kit.clock import SystemClock
 from service_kit.errors import ConfigError, OutOfOrder, Unavailable
-from service_kit.metrics import Metrics, count_spans
+from service_kit.metrics import Metrics, close_all, count_spans
 from service_kit.peers import Peers, make_credential
 
 log = structlog.get_logger()
@@ -96,9 +96,7 @@ class SchedulerProcess:
         await self._server.stop(grace=0.5)
         if self._ledger is not None:
             await self._ledger.close()
-        await asyncio.to_thread(self._metrics.close)
-        if self._spans is not None:
-            await asyncio.to_thread(self._spans.close)
+        await close_all(self._metrics, self._spans)
 
     async def _connect(self) -> None:
         """A ledger that can be trusted. Waits for the store; one that is misconfigured is refused at

@@ -6,6 +6,7 @@ an observable instrument only when somebody looks; histograms are recorded once 
 never per token.
 """
 
+import asyncio
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -132,6 +133,12 @@ class Metrics:
                 disable_target_info=True, scope_info_enabled=False, registry=self._registry
             ),
         )
+
+
+async def close_all(metrics: Metrics, spans: telemetry.Spans | None) -> None:
+    """At once: a collector that is away is waited for by both."""
+    closing = [metrics.close] if spans is None else [metrics.close, spans.close]
+    await asyncio.gather(*map(asyncio.to_thread, closing))
 
 
 def count_spans(meter: Meter, spans: telemetry.Spans | None) -> None:

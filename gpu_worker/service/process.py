@@ -29,7 +29,7 @@ from service_kit.grpc_server import (
     add_reflection,
     create_server,
 )
-from service_kit.metrics import Metrics, count_spans
+from service_kit.metrics import Metrics, close_all, count_spans
 from service_kit.peers import Peers
 
 log = structlog.get_logger()
@@ -157,9 +157,7 @@ class WorkerProcess:
             await self._server.stop(_STOP_GRACE_S)
         if self._engine is not None:
             await asyncio.to_thread(self._engine.stop)
-        await asyncio.to_thread(self._metrics.close)
-        if self._spans is not None:
-            await asyncio.to_thread(self._spans.close)
+        await close_all(self._metrics, self._spans)
 
     def _look_at(
         self, meters: Meters, engine: Engine, registrar: Registrar, loaded: Loaded

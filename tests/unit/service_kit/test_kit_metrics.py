@@ -4,6 +4,7 @@ import socket
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
+from types import SimpleNamespace
 from typing import Any
 from urllib.request import urlopen
 
@@ -13,7 +14,7 @@ from structlog.testing import capture_logs
 
 from service_kit import telemetry
 from service_kit.errors import ConfigError
-from service_kit.metrics import Metrics, count_spans, exemplar, seen
+from service_kit.metrics import Metrics, close_all, count_spans, exemplar, seen
 from service_kit.metrics_server import CONNECTIONS_MAX, MetricsServer, Page
 from service_kit.telemetry import minted
 from tests.support.exemplars import Exemplars
@@ -240,3 +241,9 @@ def test_a_queue_of_no_size_is_refused() -> None:
     environ = {telemetry.ENDPOINT: "http://127.0.0.1:1", telemetry.QUEUE_VARIABLE: "many"}
     with pytest.raises(ConfigError, match="OTEL_BSP_MAX_QUEUE_SIZE must be 512 or more"):
         telemetry.configure("test", environ)
+
+
+async def test_who_wait_for_a_collector_at_the_end_wait_together() -> None:
+    meeting = threading.Barrier(2, timeout=60)
+    both: Any = SimpleNamespace(close=meeting.wait)
+    await close_all(both, both)
