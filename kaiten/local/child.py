@@ -147,6 +147,8 @@ class Child:
             if not self.is_running:
                 return True
             self._signal(signal.SIGTERM)
+            # Who was stopped by a signal hears of the other when it goes on.
+            self._signal(signal.SIGCONT)
         try:
             await asyncio.wait_for(self.wait(), self.spec.stop_s_max)
         except TimeoutError:

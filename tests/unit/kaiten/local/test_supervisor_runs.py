@@ -231,6 +231,17 @@ def test_a_signal_during_the_start_stops_what_runs(start: Start) -> None:
     assert left_alive(run) == []
 
 
+def test_who_was_stopped_by_a_signal_ends_politely_too(start: Start) -> None:
+    with start() as run:
+        run.until("all-ready")
+        run.child("store").suspend()
+        run.process.send_signal(signal.SIGTERM)
+        code, lines = run.finish()
+    assert code == 0
+    assert lines[-1] == "stopped|store|True"
+    assert run.ended()[-1] == "store"
+
+
 def test_the_second_signal_kills(start: Start) -> None:
     with start("gateway=stubborn") as run:
         run.until("all-ready")
