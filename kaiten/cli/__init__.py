@@ -4,7 +4,8 @@ import errno
 import io
 import os
 import sys
-from typing import Final
+from collections.abc import Callable
+from typing import Final, NoReturn
 
 INTERRUPTED: Final = 130
 # Of `open`, for each of the three that a process begins with.
@@ -15,13 +16,17 @@ UNWRITTEN: Final = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.
 
 def main() -> None:
     """Entry point of the console script; what it needs is imported when it runs."""
+    to_its_end(_command)
+
+
+def to_its_end(command: Callable[[], object]) -> NoReturn:
+    """A program to its end, with streams that are whole. What cannot be written is told in a
+    sentence, and an interruption is an exit code.
+    """
     code: object = 0
     try:
         _make_whole()
-        if not _is_healthy(sys.argv[1:]):
-            from kaiten.cli import app
-
-            app.main()
+        command()
     except SystemExit as ended:
         code = ended.code
     except KeyboardInterrupt:
@@ -37,6 +42,13 @@ def main() -> None:
         code = code or _unwritten(error)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)  # type: ignore[arg-type]
+
+
+def _command() -> None:
+    if not _is_healthy(sys.argv[1:]):
+        from kaiten.cli import app
+
+        app.main()
 
 
 def _make_whole() -> None:

@@ -472,7 +472,8 @@ def worker(*arguments: Rest) -> NoReturn:
 def become(role: str, arguments: Sequence[str]) -> NoReturn:
     """Replace this process by another. Its parent sees one process, and signals reach it."""
     packages.require({"archive": "scheduler", "profile": "worker"}.get(role, role))
-    command = (*services.command(services.module(role, arguments)), *arguments)
+    module = services.module(role, arguments)
+    command = (*services.command("kaiten.part"), module, *arguments)
     os.execve(command[0], command, os.environ | services.environ())
 
 

@@ -1,5 +1,6 @@
 """Where a command reads archives from: folders here, or a gateway or schedulers elsewhere."""
 
+import errno
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,8 @@ from service_kit.errors import ConfigError
 from service_kit.peers import Credential, Peers
 
 NS: Final = 1_000_000_000
+# Only writing says so.
+UNWRITTEN: Final = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 FOLDER: Final = ".kaiten"
 # What a header's value may hold.
 KEY: Final = re.compile(r"[!-~]{1,512}")
@@ -59,6 +62,9 @@ def run(app: App, argv: Sequence[str] | None) -> int:
     except CycloptsError:
         return 2
     except (OSError, ValueError, ConfigError) as error:
+        if isinstance(error, OSError) and error.errno in UNWRITTEN and error.filename is None:
+            # Who ran us says what became of the output.
+            raise
         sys.stderr.write(f"{error}\n")
         return 2
     except grpc.RpcError as error:

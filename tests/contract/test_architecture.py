@@ -48,7 +48,7 @@ ROOMS = {
         ("settings",),
     ],
     "kaiten": [
-        ("__main__",),
+        ("__main__", "part"),
         ("llm",),
         ("cli",),
         ("bench",),

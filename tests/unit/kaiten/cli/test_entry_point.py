@@ -11,12 +11,13 @@ from kaiten.cli import app as cli
 from kaiten.cli import main as entry_point
 
 ROOT = Path(__file__).parents[4]
+FULL = (">/dev/full", 1, "the output cannot be written: No space left on device\n")
 
 
 @pytest.mark.parametrize(
     ("redirection", "code", "said"),
     [
-        (">/dev/full", 1, "the output cannot be written: No space left on device\n"),
+        FULL,
         (">&- <&-", 0, ""),
         ("| true", 0, ""),
     ],
@@ -29,6 +30,27 @@ def test_an_output_that_cannot_be_written_is_told_in_a_sentence(
     done = subprocess.run(made, capture_output=True, text=True, timeout=280, cwd=ROOT)
     assert done.returncode == code
     assert re.fullmatch(rf"key \(shown once\): kt-\S+\n{said}", done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("words", "redirection", "code", "said"),
+    [
+        ("archive cat FOLDER", *FULL),
+        ("archive cat FOLDER", ">&- <&-", 0, ""),
+        ("archive cat FOLDER", "| true", 0, ""),
+        ("gateway --help", *FULL),
+        ("gateway --help", ">&- <&-", 0, ""),
+    ],
+)
+def test_so_it_is_of_a_part_and_of_its_tools(
+    words: str, redirection: str, code: int, said: str
+) -> None:
+    words = words.replace("FOLDER", str(ROOT / "tests/compat/releases/0.2.0"))
+    line = f"set -o pipefail; '{sys.executable}' -m kaiten {words} {redirection}"
+    done = subprocess.run(
+        ["bash", "-c", line], capture_output=True, text=True, timeout=280, cwd=ROOT
+    )
+    assert (done.returncode, done.stderr) == (code, said)
 
 
 def test_an_interruption_is_an_exit_code_wherever_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
