@@ -91,7 +91,9 @@ def system_authorities() -> bytes | None:
 
 
 def channel(address: str, tls: TLS | bool, options: Options = ()) -> "grpc.Channel":
-    """To a gateway, by no proxy to one of this machine. ValueError: a file of `tls` cannot be read."""
+    """To a gateway; to one of this machine by no proxy. ValueError: `tls` names a file that cannot
+    be read.
+    """
     import grpc
 
     options = (*options, *_direct(address))

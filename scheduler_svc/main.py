@@ -99,8 +99,8 @@ class SchedulerProcess:
         await close_all(self._metrics, self._spans)
 
     async def _connect(self) -> None:
-        """A ledger that can be trusted. Waits for the store; one that is misconfigured is refused at
-        the start, and waited for later.
+        """A ledger that can be trusted. Waits for the store; one that is misconfigured is refused
+        at the start, and waited for later.
         """
         while True:
             if self._ledger is not None:

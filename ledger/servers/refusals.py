@@ -38,8 +38,8 @@ REFUSALS: Final = {
 
 
 class NotLetIn(Unavailable):
-    """The store does not know the url's user or password, or no more. A start is refused for it (see
-    `Ledger.check`); a service that runs waits until it is mended.
+    """The store does not know the url's user or password, or no more. A start is refused for it
+    (see `Ledger.check`); a service that runs waits until it is mended.
     """
 
 
