@@ -5,12 +5,16 @@ own. Where the clocks meet is the request's arrival in the ledger, which this ga
 the round trip of its submit.
 """
 
+import asyncio
+import math
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from time import perf_counter_ns
 from typing import Final
 
+from kaiten.v1.ledger_pb2 import SubmitRecord
 from kaiten.v1.timeline_pb2 import ChoiceTimeline, TimelineInterval, TimelinePhase
+from service_kit.errors import DeadlineExceeded
 
 # Requests that are over.
 KEPT_MAX: Final = 4096
@@ -34,6 +38,21 @@ class Delivery:
         self.arrived_ns = arrived_ns or perf_counter_ns()
         self.submitted_ns = self.accepted_ns = self.ended_ns = self._handed_ns = 0
         self._waits: deque[tuple[int, int]] | None = None
+
+    async def in_time(self, made: Awaitable[SubmitRecord], timeout_s: float | None) -> SubmitRecord:
+        """With what is left of the time since its arrival. DeadlineExceeded: nothing is; others'
+        chat templates and grammars may have been before its own."""
+        if timeout_s is None:
+            return await made
+        until_s = self.arrived_ns / 1e9 + timeout_s
+        try:
+            async with asyncio.timeout(until_s - perf_counter_ns() / 1e9):
+                record = await made
+        except TimeoutError:
+            raise DeadlineExceeded("queue", "it could not be accepted in time") from None
+        left_s = until_s - perf_counter_ns() / 1e9
+        record.timeout_ms = min(record.timeout_ms, max(1, math.ceil(left_s * 1000)))
+        return record
 
     def submitting(self) -> None:
         self.submitted_ns = perf_counter_ns()

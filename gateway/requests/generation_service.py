@@ -164,7 +164,7 @@ class GenerationService:
             self._check(request, tenant)
             await self._refuse_if_full(request, tenant)
             named = self._complete(request, trace, tenant)
-            record = await self._record(named, tenant)
+            record = await delivery.in_time(self._record(named, tenant), named.timeout_s)
             trace.submitting()
             waiter = _waiter()
             submitted = await self._submit(record, request, tenant, delivery, waiter)
@@ -187,8 +187,8 @@ class GenerationService:
             generation.visit, visit.trace, visit.prompt_tokens = visit, trace, prompt_tokens
             if submitted.is_new:
                 generation.delivery = self._deliveries.opened(generation.id, delivery)
-            if named.timeout_s is not None:
-                self._watch_deadline(generation, named.timeout_s + named.grace_s)
+            if record.timeout_ms:
+                self._watch_deadline(generation, record.timeout_ms / 1000 + named.grace_s)
             return generation
 
     async def attach(

@@ -1,5 +1,6 @@
 """Many requests in one call, every mistake at once, and deadlines that say where the time went."""
 
+import asyncio
 from typing import Any
 
 import grpc
@@ -8,6 +9,7 @@ import pytest
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo
 
 from gateway.grpc import inference
+from gateway.requests.generation_service import GenerationService
 from kaiten.v1 import inference_service_pb2 as pb
 from kaiten.v1.common_pb2 import FinishReason, SamplingParams
 from tests.support.gateway_stack import WAIT_S, Stack, detail, text_of, until
@@ -154,3 +156,19 @@ async def test_what_the_scheduler_ended_names_the_phase_too(stack: Stack) -> Non
         async for _ in again:
             pass
     assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+async def test_a_deadline_holds_while_a_request_is_made_ready(
+    stack: Stack, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As behind others' chat templates and grammars."""
+
+    async def never(*_: Any) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(GenerationService, "_record", never)
+    reply = await http.post(
+        "/v1/completions", json={"prompt": "x"}, headers={"x-request-timeout-s": "0.05"}
+    )
+    assert (reply.status_code, reply.json()["error"]["code"]) == (504, "deadline_exceeded")
+    assert stack.scheduler.submits == []

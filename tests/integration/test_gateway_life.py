@@ -352,7 +352,7 @@ async def test_a_loop_that_ends_unasked_ends_the_gateway(
 async def test_deadline_without_a_scheduler_ends_as_deadline_exceeded(
     tmp_path: Path, redis_url: str, cell: str
 ) -> None:
-    async with running_stack(tmp_path / "model", redis_url, cell, request_timeout_s=0.2) as stack:
+    async with running_stack(tmp_path / "model", redis_url, cell, request_timeout_s=1.5) as stack:
         stack.scheduler.is_open.clear()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await anext_all(stack.gateway.inference.Generate(pb.GenerateRequest(text="x")))
@@ -362,7 +362,8 @@ async def test_deadline_without_a_scheduler_ends_as_deadline_exceeded(
         assert (reply.status_code, reply.json()["error"]["code"]) == (504, "deadline_exceeded")
         stack.scheduler.is_open.set()
         await until(lambda: len(stack.scheduler.cancels) == 2, "the cancels")
-        assert [record.timeout_ms for record in stack.scheduler.submits] == [200, 200]
+        # Less what it took here.
+        assert all(0 < record.timeout_ms <= 1500 for record in stack.scheduler.submits)
 
 
 async def flush(url: str) -> None:
@@ -400,7 +401,7 @@ async def test_a_deadline_can_be_given_by_http(tmp_path: Path, redis_url: str, c
         headers = {"x-request-timeout-s": "90.5"}
         assert (await http.post("/v1/completions", json=body, headers=headers)).is_success
         stack.scheduler.is_open.clear()
-        headers = {"x-request-timeout-s": "0.2"}
+        headers = {"x-request-timeout-s": "1.5"}
         reply = await http.post("/v1/completions", json=body, headers=headers)
         assert (reply.status_code, reply.json()["error"]["code"]) == (504, "deadline_exceeded")
         stream = await http.post("/v1/completions", json=body | {"stream": True}, headers=headers)
@@ -409,7 +410,10 @@ async def test_a_deadline_can_be_given_by_http(tmp_path: Path, redis_url: str, c
         assert last[1:] == ["data: [DONE]", ""]
         stack.scheduler.is_open.set()
         await until(lambda: len(stack.scheduler.submits) == 3, "the last one")
-        assert [record.timeout_ms for record in stack.scheduler.submits] == [90500, 200, 200]
+        given_ms = [record.timeout_ms for record in stack.scheduler.submits]
+        # Less what it took here.
+        for given, asked in zip(given_ms, (90500, 1500, 1500), strict=True):
+            assert 0 < given <= asked
 
 
 async def test_a_flushed_store_fails_streams_and_serves_again(tmp_path: Path, cell: str) -> None:
