@@ -1,6 +1,7 @@
 """/v1/responses by the OpenAI package: a response outlives its client."""
 
 import hashlib
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -306,6 +307,26 @@ def test_what_is_wrong_is_named(client: OpenAI, field: str, rule: str, asked: An
         client.responses.create(**body)
     assert str(caught.value.param).startswith(field)
     assert rule in str(caught.value)
+
+
+def test_numbers_of_any_size_may_stand_in_schemas(client: OpenAI) -> None:
+    """Which are kept with the response, and told again."""
+    schema: Any = {"type": "object", "maxProperties": 2**64, "examples": [2**64 - 1, -(10**400)]}
+    tool: Any = {"type": "function", "name": "f", "strict": None, "parameters": schema}
+    form: Any = {"type": "json_schema", "name": "n", "schema": {"enum": [2**70]}}
+    response = client.responses.create(
+        **GREEDY,
+        input="Hello!",
+        max_output_tokens=1,
+        tools=[tool],
+        tool_choice="none",
+        text={"format": form},
+    )
+    told: Any = client.responses.retrieve(response.id)
+    assert told == response
+    assert told.text.format.schema_ == {"enum": [2**70]}
+    told_again = told.tools[0].parameters
+    assert told_again == schema | {"examples": [2**64 - 1, -sys.float_info.max]}
 
 
 def test_an_output_longer_than_the_context_has_openais_code(client: OpenAI) -> None:

@@ -12,6 +12,7 @@ from gateway.http.json_body import cut
 from gateway.openai.fields.structured_outputs import ResponseTextFormat
 from gateway.openai.fields.tools import Choice, chosen, tool_of
 from gateway.openai.generation_body import SamplingBody
+from gateway.openai.packing import keepable
 from gateway.openai.request_body import (
     FAIL_FAST,
     METADATA_VALUE_CHARS_MAX,
@@ -212,7 +213,7 @@ class ResponseTool(RequestBody):
         return ToolReply(
             name=self.name,
             description=self.description,
-            parameters=self.parameters,
+            parameters=keepable(self.parameters),
             strict=self.strict,
         )
 
@@ -319,7 +320,7 @@ class ResponseBody(SamplingBody):
             name=asked.name,
             description=asked.description,
             # Without one it is refused.
-            schema=asked.schema_ or {},
+            schema=keepable(asked.schema_ or {}),
             strict=asked.strict,
         )
 
