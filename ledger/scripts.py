@@ -60,9 +60,9 @@ FILE_CHUNK: Final = _read("file_chunk")
 FILE_KEEP: Final = _with_shelf("file_keep")
 FILE_DROP: Final = _with_shelf("file_drop")
 CONVERSATION_KEEP: Final = _with_shelf("conversation_keep")
-# The same in a store that is full: what it tells of may leave the store then.
-CONVERSATION_CLOSE: Final = Script(
-    "conversation_close", CONVERSATION_KEEP.text.replace("#!lua\n", "#!lua flags=allow-oom\n", 1)
+# The same in a store that is full: something may leave it by that, or then.
+CONVERSATION_LET_IN: Final = Script(
+    "conversation_let_in", CONVERSATION_KEEP.text.replace("#!lua\n", "#!lua flags=allow-oom\n", 1)
 )
 CONVERSATION_DROP: Final = _with_shelf("conversation_drop")
 SHELF_PAGE: Final = _with_shelf("shelf_page")
@@ -73,6 +73,6 @@ PERMITTED: Final = _read("permitted")
 PROMISES: Final = frozenset(
     {
         *(SUBMIT, CANCEL, FORGET, COMMIT, BATCH_NEW, BATCH_MOVE, BATCH_LINE, FILE_KEEP, FILE_DROP),
-        *(CONVERSATION_KEEP, CONVERSATION_CLOSE, CONVERSATION_DROP),
+        *(CONVERSATION_KEEP, CONVERSATION_LET_IN, CONVERSATION_DROP),
     }
 )

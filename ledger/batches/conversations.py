@@ -77,22 +77,23 @@ class Conversations:
         return [Waiting(tenant, id, request_id) for (tenant, _, id), request_id in split]
 
     async def change(
-        self, tenant: str, before: KeptConversation, content: bytes, *, waits_for: str = ""
+        self,
+        tenant: str,
+        before: KeptConversation,
+        content: bytes,
+        *,
+        waits_for: str = "",
+        is_let_in: bool = False,
     ) -> KeptConversation | None:
         """Its time begins anew. None: somebody has changed it since it was found. `waits_for`: a
-        response that is to become a part of it.
+        response that is to become a part of it. `is_let_in`: however much there is, of the tenant
+        and in the store.
 
         NotFound as `find`. Overloaded: it grew, and the tenant keeps too much.
         """
-        return await self._keep(tenant, before.id, before.version, content, waits_for)
-
-    async def close(
-        self, tenant: str, before: KeptConversation, content: bytes
-    ) -> KeptConversation | None:
-        """As `change`, with what it has waited for, which is never too much: there was room when
-        that began, and it may leave the store once it is here.
-        """
-        return await self._keep(tenant, before.id, before.version, content, is_closing=True)
+        return await self._keep(
+            tenant, before.id, before.version, content, waits_for, is_let_in=is_let_in
+        )
 
     async def drop(self, tenant: str, id: str) -> None:
         """NotFound as `find`."""
@@ -120,14 +121,14 @@ class Conversations:
         content: bytes,
         waits_for: str = "",
         *,
-        is_closing: bool = False,
+        is_let_in: bool = False,
     ) -> KeptConversation | None:
         keys, limits = self._store.keys, self._store.limits
-        bytes_max = UNBOUNDED if is_closing else limits.files_bytes_max
+        bytes_max = UNBOUNDED if is_let_in else limits.files_bytes_max
         bounds = (bytes_max, CONVERSATIONS_MAX, CONVERSATION_BYTES)
         version, name = secrets.token_hex(8), f"{tenant}:{id}"
         verdict, *rest = await self._store.script(
-            scripts.CONVERSATION_CLOSE if is_closing else scripts.CONVERSATION_KEEP,
+            scripts.CONVERSATION_LET_IN if is_let_in else scripts.CONVERSATION_KEEP,
             (*keys.shelf(tenant), keys.conversation(tenant, id), keys.waiting),
             (id, before, version, content, limits.files_ttl_s, *bounds, waits_for, name),
         )

@@ -17,6 +17,7 @@ from ledger.scripts import CONVERSATION_DROP, CONVERSATION_KEEP, FILE_DROP, FORG
 from ledger.servers.connections import Command
 from service_kit.errors import Unavailable
 from tests.support.gateway_stack import WAIT_S, Stack, running_stack, until
+from tests.support.store_server import StoreServer
 
 
 @pytest.fixture(autouse=True)
@@ -206,6 +207,37 @@ async def test_what_has_ended_is_deleted_whatever_is_in_the_way(
     assert (await http.delete("/v1/responses/resp_it")).status_code == 200
     assert (await http.get("/v1/responses/resp_it")).status_code == 404
     assert await said_in(http, talk) == ["Hi", "x"]
+
+
+async def test_everything_is_deleted_in_a_full_store(tmp_path: Path, cell: str) -> None:
+    """Which takes nothing in any more until something has left it."""
+    with StoreServer(tmp_path / "store") as store:
+        async with (
+            running_stack(tmp_path / "model", store.url, cell) as stack,
+            httpx.AsyncClient(base_url=stack.gateway.http_url, timeout=WAIT_S) as http,
+            Redis.from_url(store.url) as client,
+        ):
+            stack.says("Hi")
+            stack.scheduler.is_open.clear()
+            talk, _ = await begun(http, background=True)
+            item = {"role": "user", "content": "more"}
+            added = await http.post(f"{talk}/items", json={"items": [item]})
+            form: Any = {"files": {"file": ("f", b"{}")}, "data": {"purpose": "batch"}}
+            file = (await http.post("/v1/files", **form)).json()["id"]
+            stack.scheduler.is_open.set()
+            await ended(stack)
+            await client.config_set("maxmemory", "1")
+            refused = await http.post(f"{talk}/items", json={"items": [item]})
+            assert refused.status_code == 503
+            for path in (
+                f"{talk}/items/{added.json()['data'][0]['id']}",
+                "/v1/responses/resp_it",
+                f"/v1/files/{file}",
+            ):
+                assert (await http.delete(path)).status_code == 200
+                assert (await http.get(path)).status_code == 404
+            assert await said_in(http, talk) == ["Hi", "x"]
+            assert (await http.delete(talk)).status_code == 200
 
 
 async def test_a_conversation_is_read_though_there_is_no_room(

@@ -157,7 +157,7 @@ async def delete_item(api: Api, exchange: HttpExchange, _body: None) -> None:
             _item_of(content, exchange)
         return content.without(exchange.path["item_id"])
 
-    await exchange.send_json(200, told(await _changed(api, exchange, edit)))
+    await exchange.send_json(200, told(await _changed(api, exchange, edit, is_let_in=True)))
 
 
 def told(found: StoredConversation) -> Conversation:
@@ -170,10 +170,11 @@ async def _found(api: Api, exchange: HttpExchange) -> StoredConversation:
 
 
 async def _changed(
-    api: Api, exchange: HttpExchange, edit: Edit, *, bounded: str = ""
+    api: Api, exchange: HttpExchange, edit: Edit, *, bounded: str = "", is_let_in: bool = False
 ) -> StoredConversation:
-    id = exchange.path["id"]
-    return await StoredConversation.changed(api, exchange.tenant, id, edit, bounded=bounded)
+    return await StoredConversation.changed(
+        api, exchange.tenant, exchange.path["id"], edit, bounded=bounded, is_let_in=is_let_in
+    )
 
 
 def _item_of(content: Content, exchange: HttpExchange) -> Item:

@@ -62,12 +62,22 @@ class StoredConversation:
 
     @classmethod
     async def changed(
-        cls, api: Api, tenant: Tenant, id: str, edit: Edit, *, bounded: str = ""
+        cls,
+        api: Api,
+        tenant: Tenant,
+        id: str,
+        edit: Edit,
+        *,
+        bounded: str = "",
+        is_let_in: bool = False,
     ) -> Self:
-        """As it is after the edit, whoever changes it at the same time."""
+        """As it is after the edit, whoever changes it at the same time. `is_let_in`: it takes
+        something away.
+        """
         for _ in range(TRIES_MAX):
             found = await cls.find(api, tenant, id)
-            if (now := await found._with(edit(found.content), bounded)) is not None:
+            now = await found._with(edit(found.content), bounded, is_let_in=is_let_in)
+            if now is not None:
                 return now
         raise Contended(id)
 
@@ -101,18 +111,23 @@ class StoredConversation:
         return await self._closed(said)
 
     async def _closed(self, said: Sequence[Item] | None) -> Self | None:
-        """None as `_with`."""
-        content = self.content.closed(said)
-        conversations = self.api.link.ledger.conversations
-        kept = await conversations.close(self.tenant.name, self.kept, await content.packed())
-        return None if kept is None else replace(self, kept=kept, content=content)
+        """There was room when it began, and it may leave the store once it is here. None as
+        `_with`.
+        """
+        return await self._with(self.content.closed(said), is_let_in=True)
 
-    async def _with(self, content: Content, bounded: str = "") -> Self | None:
+    async def _with(
+        self, content: Content, bounded: str = "", *, is_let_in: bool = False
+    ) -> Self | None:
         """None: it was changed since it was found."""
         raw, waiting = await content.packed(bounded=bounded), content.open_round
-        conversations = self.api.link.ledger.conversations
-        waits_for = "" if waiting is None else waiting.request_id
-        kept = await conversations.change(self.tenant.name, self.kept, raw, waits_for=waits_for)
+        kept = await self.api.link.ledger.conversations.change(
+            self.tenant.name,
+            self.kept,
+            raw,
+            waits_for="" if waiting is None else waiting.request_id,
+            is_let_in=is_let_in,
+        )
         return None if kept is None else replace(self, kept=kept, content=content)
 
 
