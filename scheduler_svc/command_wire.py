@@ -69,7 +69,7 @@ from scheduler_svc.core.types import (
     WorkerSpec,
 )
 from scheduler_svc.decisions import whys_of
-from scheduler_svc.timeline import QUEUE_STAGES
+from scheduler_svc.timeline_track import QUEUE_STAGES
 
 # How a replay finds the request that a Submit names.
 RequestOf = Callable[[SubmitInput], Request]

@@ -18,7 +18,7 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.types import SequenceId, WorkerSpec
 from scheduler_svc.core.workers import Worker
 from scheduler_svc.live_view import why_it_waits
-from scheduler_svc.timeline import NO_BLOCKS, QUEUE_STAGES
+from scheduler_svc.timeline_track import NO_BLOCKS, QUEUE_STAGES
 
 # Of one decision: who waits, each with why. All that stand behind are counted.
 WAITING_TOLD_MAX: Final = 64

@@ -20,7 +20,7 @@ from scheduler_svc.core.requests import Residency, Sequence, State
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.types import BlockId, Config, Request, SequenceId, WorkerSpec
 from scheduler_svc.core.workers import Worker
-from scheduler_svc.timeline import BEHIND, QUEUE_STAGES
+from scheduler_svc.timeline_track import BEHIND, QUEUE_STAGES
 
 # Of the queue; all that stand behind are only counted.
 WAITING_SHOWN_MAX: Final = 1024

@@ -30,7 +30,8 @@ from scheduler_svc.core.outcome import (
     Why,
 )
 from scheduler_svc.core.types import Reason, Request, SequenceId
-from scheduler_svc.timeline import QUEUE_STAGES, Step, Timelines
+from scheduler_svc.timeline import Timelines
+from scheduler_svc.timeline_track import QUEUE_STAGES, Step
 
 
 class _Taken(NamedTuple):

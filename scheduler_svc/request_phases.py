@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from opentelemetry.util.types import AttributeValue
 
 from scheduler_svc.core.outcome import RequestOver
-from scheduler_svc.timeline import Phase, Track, Transition
+from scheduler_svc.timeline_track import Phase, Track, Transition
 
 # Of one request; of more the oldest are left out. A preemption makes three.
 PHASES_MAX: Final = 64

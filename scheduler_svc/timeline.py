@@ -8,10 +8,9 @@ whom. Only who asks puts these together (`timeline_intervals`).
 
 from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from enum import Enum
-from itertools import chain, islice, pairwise, takewhile
-from typing import Final, NamedTuple
+from dataclasses import replace
+from itertools import chain, islice, takewhile
+from typing import Final
 
 from scheduler_svc.core.commands import (
     Command,
@@ -27,6 +26,23 @@ from scheduler_svc.core.commands import (
 from scheduler_svc.core.outcome import Finished, Join, Outcome, PassedOver, Plan, Why
 from scheduler_svc.core.requests import Tenant
 from scheduler_svc.core.types import Request, SequenceId, SlotIndex
+from scheduler_svc.timeline_track import (
+    BEFORE,
+    LEADER_LOST,
+    NO_BLOCKS,
+    NO_WORKER,
+    ON_ITS_WAY,
+    PREEMPTED,
+    QUEUE_STAGES,
+    WORKER_LOST,
+    Look,
+    Other,
+    Phase,
+    Snapshot,
+    Step,
+    Track,
+    Transition,
+)
 from scheduler_svc.timeline_windows import Window, Windows, windows_of
 
 # Requests that are over.
@@ -39,150 +55,11 @@ LOOKS_MAX: Final = 8192
 WORKERS_MAX: Final = 64
 # Tenants that were throttled of late.
 TENANTS_MAX: Final = 1024
-# Of one choice: of those between its arrival and the newest, the oldest are forgotten.
-TRANSITIONS_MAX: Final = 512
-# Of one choice: plans in which it sat out.
-SAT_OUT_MAX: Final = 512
 # Choices that are looked at for who was beside one, and requests of those that are told.
 MATES_LOOKED_AT_MAX: Final = 4096
 MATES_TOLD_MAX: Final = 32
 # For so long nothing was acknowledged, and nobody told what was computed: clients see a stall.
 STORE_SILENT_NS: Final = 200_000_000
-
-
-class Phase(Enum):
-    """What a choice did."""
-
-    QUEUE = "queue"
-    PREFILL = "prefill"
-    DECODE = "decode"
-    # It had begun and did not get on, or not nearly as fast as otherwise.
-    STALL = "stall"
-    # Ended, and the store had not acknowledged it yet.
-    COMMIT = "commit"
-    # Before this leader led, or too long ago: it is known only that the request was there.
-    UNKNOWN = "unknown"
-
-
-BEHIND: Final = "its turn has not come"
-ON_ITS_WAY: Final = "on its way to the scheduler"
-BEFORE: Final = "before this leader led"
-TOO_LONG_AGO: Final = "too long ago to be told"
-WORKER_LOST: Final = "its worker was lost"
-LEADER_LOST: Final = "its leader was lost"
-NO_WORKER: Final = "no worker is here"
-PREEMPTED: Final = "preempted"
-NO_BLOCKS: Final = "too few blocks were free"
-# Of the planner, those that look at the queue.
-QUEUE_STAGES: Final = ("place", "admit")
-
-
-class Transition(NamedTuple):
-    """From here on it is in this phase, for this reason."""
-
-    at_ns: int
-    phase: Phase
-    why: str = ""
-    worker_id: str = ""
-    num_cached_tokens: int = 0
-    num_blocks: int = 0
-    num_shared_blocks: int = 0
-
-
-class Stay(NamedTuple):
-    """In the batch of a worker."""
-
-    start_ns: int
-    end_ns: int
-    worker_id: str
-
-
-class Look(NamedTuple):
-    """Nobody behind `head` was looked at (None: nobody at all), and why; None: everybody was."""
-
-    at_ns: int
-    why: Why | None
-    head: SequenceId | None
-
-
-class Step(NamedTuple):
-    """A step as it was answered. `step_us`: by the worker's own clock; `largest`: whose prompt
-    tokens are the most in it.
-    """
-
-    answered_ns: int
-    plan_id: int
-    rows: int
-    prompt_tokens: int = 0
-    largest: SequenceId | None = None
-    step_us: int = 0
-
-
-@dataclass(eq=False, slots=True)
-class Track:
-    """What is written down of one choice; not its request, which has the prompt."""
-
-    id: str
-    tenant: str
-    sequence_id: SequenceId
-    choice: int
-    transitions: list[Transition] = field(default_factory=list)
-    # Since when it was prefilled then, when each was planned, and how many tokens; in order.
-    chunks: list[tuple[int, int, int]] = field(default_factory=list)
-    sat_out: deque[int] = field(default_factory=lambda: deque(maxlen=SAT_OUT_MAX))
-    num_preemptions: int = 0
-    end_ns: int = 0
-    ended: str = ""
-    # 0: not yet, as far as is known.
-    committed_ns: int = 0
-
-    def enter(self, transition: Transition) -> None:
-        """From its moment on; nothing, when that is what it does already."""
-        if transition[1:] == self.transitions[-1][1:]:
-            return
-        if len(self.transitions) == TRANSITIONS_MAX:
-            arrived_ns = self.transitions[0].at_ns
-            self.transitions[:2] = [Transition(arrived_ns, Phase.UNKNOWN, TOO_LONG_AGO)]
-            since_ns = self.transitions[1].at_ns
-            self.chunks = [chunk for chunk in self.chunks if chunk[0] >= since_ns]
-        self.transitions.append(transition)
-
-
-def stays_of(transitions: Sequence[Transition], end_ns: int) -> list[Stay]:
-    """When it had a slot, in order."""
-    end = Transition(end_ns, Phase.UNKNOWN)
-    return [
-        Stay(one.at_ns, after.at_ns, one.worker_id)
-        for one, after in pairwise([*transitions, end])
-        if one.worker_id
-    ]
-
-
-class Other(NamedTuple):
-    """Another choice, which may have had a slot meanwhile."""
-
-    id: str
-    transitions: Sequence[Transition]
-    end_ns: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
-    """Of one request. It shares nothing that changes."""
-
-    tracks: tuple[Track, ...]
-    # By worker; and of the cell.
-    steps: Mapping[str, list[Step]]
-    looks: list[Look]
-    # Nothing was planned for its sake; and nothing acknowledged of what was.
-    store: list[Window]
-    silent: list[Window]
-    # Nobody could join any worker; by worker, a step was overdue; and its tenant was throttled.
-    closed: list[Window]
-    late: Mapping[str, list[Window]]
-    throttled: list[Window]
-    others: list[Other]
-    now_ns: int
 
 
 class Timelines:

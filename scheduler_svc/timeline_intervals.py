@@ -16,10 +16,10 @@ from typing import Final, NamedTuple
 
 from scheduler_svc.core.outcome import Why
 from scheduler_svc.core.types import SequenceId
-from scheduler_svc.timeline import (
+from scheduler_svc.timeline import MATES_TOLD_MAX
+from scheduler_svc.timeline_track import (
     BEHIND,
     LEADER_LOST,
-    MATES_TOLD_MAX,
     ON_ITS_WAY,
     WORKER_LOST,
     Look,

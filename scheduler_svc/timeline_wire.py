@@ -6,8 +6,8 @@ from typing import Final
 
 from kaiten.v1.timeline_pb2 import ChoiceTimeline, TimelineGap, TimelineInterval
 from scheduler_svc.core.types import SequenceId
-from scheduler_svc.timeline import Phase
 from scheduler_svc.timeline_intervals import Interval, Timeline
+from scheduler_svc.timeline_track import Phase
 
 _PHASES: Final = {phase: f"TIMELINE_PHASE_{phase.name}" for phase in Phase}
 

@@ -22,7 +22,7 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.types import Reason, SequenceId
 from scheduler_svc.decisions import Decision, Decisions, Kept, Waits, waits_of
 from scheduler_svc.request_phases import phases_of
-from scheduler_svc.timeline import Phase, Track
+from scheduler_svc.timeline_track import Phase, Track
 from service_kit import semconv
 from service_kit.telemetry import (
     SLOW_FIRST_TOKEN_US,

@@ -29,8 +29,9 @@ from scheduler_svc.recorded import Recorded
 from scheduler_svc.replay import Compared, Skipped, replay_archive
 from scheduler_svc.replaying import CHILD, replayed
 from scheduler_svc.settings import SchedulerSettings
-from scheduler_svc.timeline import Phase, Timelines
+from scheduler_svc.timeline import Timelines
 from scheduler_svc.timeline_intervals import Timeline, timelines_of
+from scheduler_svc.timeline_track import Phase
 from service_kit.errors import NotFound
 from tests.support.answers import until
 from tests.support.cluster import SCHEDULER_FLAGS, Cluster, argv_of

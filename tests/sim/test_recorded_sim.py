@@ -29,8 +29,9 @@ from scheduler_svc.core.types import Request
 from scheduler_svc.journal import Journal
 from scheduler_svc.recorded import Recorded
 from scheduler_svc.request_book import BookedRequest, RequestBook
-from scheduler_svc.timeline import BEHIND, NO_WORKER, PREEMPTED, WORKER_LOST, Timelines
+from scheduler_svc.timeline import Timelines
 from scheduler_svc.timeline_intervals import timelines_of
+from scheduler_svc.timeline_track import BEHIND, NO_WORKER, PREEMPTED, WORKER_LOST
 from tests.sim.test_scheduler_sim import COMBINATIONS, World
 
 EPOCH = 7

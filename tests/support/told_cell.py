@@ -5,8 +5,9 @@ from typing import Any, Final
 
 from scheduler_svc.core.commands import Command
 from scheduler_svc.core.outcome import Outcome
-from scheduler_svc.timeline import Phase, Timelines
+from scheduler_svc.timeline import Timelines
 from scheduler_svc.timeline_intervals import Interval, Timeline, timelines_of
+from scheduler_svc.timeline_track import Phase
 from tests.support.cell import Cell
 
 MS: Final = 1_000_000

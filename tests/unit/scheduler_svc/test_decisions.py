@@ -9,7 +9,7 @@ from scheduler_svc.core.commands import Command, StepDone
 from scheduler_svc.core.outcome import Outcome, Why
 from scheduler_svc.core.types import FLEX_PRIORITY
 from scheduler_svc.decisions import WAITING_TOLD_MAX, Decision, Decisions, Measured
-from scheduler_svc.timeline import NO_BLOCKS
+from scheduler_svc.timeline_track import NO_BLOCKS
 from tests.sim.test_scheduler_sim import World
 from tests.support.cell import Cell, spec
 

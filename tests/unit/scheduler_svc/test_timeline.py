@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 
 from kaiten.cli.explain import lines_of
-from scheduler_svc import timeline, timeline_intervals
+from scheduler_svc import timeline, timeline_intervals, timeline_track
 from scheduler_svc.core.commands import Command, Expire, StoreBehind, WorkerLate
 from scheduler_svc.core.outcome import Outcome, Why
 from scheduler_svc.core.types import FLEX_PRIORITY, Reason
-from scheduler_svc.timeline import Phase, Timelines
+from scheduler_svc.timeline import Timelines
 from scheduler_svc.timeline_intervals import GAPS_SHOWN, mentioned, timelines_of
+from scheduler_svc.timeline_track import Phase
 from scheduler_svc.timeline_wire import timeline_to_proto
 from tests.sim.test_scheduler_sim import World
 from tests.support.cell import spec
@@ -183,7 +184,7 @@ def test_the_silence_before_a_loss_is_part_of_it(is_leader: bool) -> None:
     cell.finish()
     check(cell.timeline(one), 0)
     (stall,) = cell.stalls(one)
-    assert stall.why == (timeline.LEADER_LOST if is_leader else timeline.WORKER_LOST)
+    assert stall.why == (timeline_track.LEADER_LOST if is_leader else timeline_track.WORKER_LOST)
     assert stall.end_ns - stall.start_ns >= 90 * MS
 
 
@@ -258,7 +259,7 @@ def test_a_new_leader_says_what_it_cannot_know() -> None:
     told = cell.timeline(one)
     check(told, cell.requests[one].arrived_ns)
     first = told.intervals[0]
-    assert (first.phase, first.why) == (Phase.UNKNOWN, timeline.BEFORE)
+    assert (first.phase, first.why) == (Phase.UNKNOWN, timeline_track.BEFORE)
     assert first.end_ns - first.start_ns >= 100
 
 
@@ -278,7 +279,7 @@ def test_a_new_leader_knows_since_when_the_one_before_was_lost() -> None:
     for one, lost_since_ns in (running, lost_ns), (newcomer, lost_ns + 2 * MS):
         told = cell.timeline(one)
         check(told, cell.requests[one].arrived_ns)
-        (lost,) = [each for each in told.intervals if each.why == timeline.LEADER_LOST]
+        (lost,) = [each for each in told.intervals if each.why == timeline_track.LEADER_LOST]
         assert (lost.phase, lost.start_ns) == (Phase.QUEUE, lost_since_ns)
         assert lost.end_ns - lost_ns >= 5 * MS
 
@@ -320,7 +321,7 @@ def test_a_replay_of_both_leaderships_knows_it() -> None:
     cell.lead_anew()
     cell.finish()
     check(cell.timeline(one), cell.requests[one].arrived_ns)
-    assert timeline.LEADER_LOST in cell.whys(one)
+    assert timeline_track.LEADER_LOST in cell.whys(one)
     assert Phase.UNKNOWN not in {interval.phase for interval in cell.timeline(one).intervals}
 
 
@@ -341,7 +342,7 @@ def test_what_a_leader_takes_along_is_laid_to_its_loss() -> None:
     told = cell.timeline(one)
     check(told, cell.requests[one].arrived_ns)
     first = told.intervals[0]
-    assert (first.phase, first.why) == (Phase.QUEUE, timeline.LEADER_LOST)
+    assert (first.phase, first.why) == (Phase.QUEUE, timeline_track.LEADER_LOST)
     assert first.end_ns - first.start_ns >= 55
     assert Phase.UNKNOWN not in {interval.phase for interval in told.intervals}
 
@@ -389,7 +390,7 @@ def test_nothing_is_missing_whatever_happens(seed: int) -> None:
 
 def test_of_many_preemptions_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """A line of a batch may give way all day: what is kept of it has a bound."""
-    monkeypatch.setattr(timeline, "TRANSITIONS_MAX", 12)
+    monkeypatch.setattr(timeline_track, "TRANSITIONS_MAX", 12)
     # Nothing of it is cached, so that its prompt takes several steps each time.
     cell = Told(spec(slots=1, block_size=512, step_tokens=25), lease=1)
     one = cell.submit(60, 200, priority=FLEX_PRIORITY)
@@ -400,7 +401,7 @@ def test_of_many_preemptions_the_oldest_are_forgotten(monkeypatch: pytest.Monkey
     told = cell.timeline(one)
     check(told, cell.requests[one].arrived_ns)
     first, *rest = told.intervals
-    assert (first.phase, first.why) == (Phase.UNKNOWN, timeline.TOO_LONG_AGO)
+    assert (first.phase, first.why) == (Phase.UNKNOWN, timeline_track.TOO_LONG_AGO)
     assert {each.phase for each in rest} == {Phase.QUEUE, Phase.PREFILL, Phase.DECODE}
     assert all(each.chunks for each in rest if each.phase is Phase.PREFILL)
     (track,) = cell.timelines.snapshot(f"r{one}").tracks

@@ -5,11 +5,11 @@ from typing import Final
 
 import pytest
 
-from scheduler_svc import timeline
+from scheduler_svc import timeline_track
 from scheduler_svc.core.commands import StoreBehind, WorkerLate
 from scheduler_svc.core.outcome import Why
 from scheduler_svc.core.types import FLEX_PRIORITY
-from scheduler_svc.timeline import Phase
+from scheduler_svc.timeline_track import Phase
 from tests.support.cell import spec
 from tests.support.told_cell import MS, Told, check
 
@@ -163,14 +163,14 @@ CAUSES: Final[Mapping[str, tuple[Callable[[], tuple[Told, int]], str]]] = {
     "another's long prefill": (long_prefill, Why.LONG_PREFILL.value),
     "cadence": (policy, Why.CADENCE.value),
     "a batch that runs out": (static, Why.BATCH.value),
-    "flex": (flex, f"{timeline.PREEMPTED}: {Why.PLACE_NEEDED.value}"),
-    "a worker lost": (worker, timeline.WORKER_LOST),
-    "a leader lost": (leader, timeline.LEADER_LOST),
+    "flex": (flex, f"{timeline_track.PREEMPTED}: {Why.PLACE_NEEDED.value}"),
+    "a worker lost": (worker, timeline_track.WORKER_LOST),
+    "a leader lost": (leader, timeline_track.LEADER_LOST),
     "a tenant that is throttled": (tenant_behind, Why.TENANT.value),
     "a store that is behind": (store_and_queue, Why.STORE_BEHIND.value),
     "a worker that is late": (late, Why.LATE.value),
-    "no worker": (none_here, timeline.NO_WORKER),
-    "preempted": (preempted, f"{timeline.PREEMPTED}: {Why.BLOCKS.value}"),
+    "no worker": (none_here, timeline_track.NO_WORKER),
+    "preempted": (preempted, f"{timeline_track.PREEMPTED}: {Why.BLOCKS.value}"),
 }
 
 
