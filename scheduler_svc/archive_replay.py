@@ -1,6 +1,6 @@
-"""`kaiten archive steps` and `explain`: what a replay of archives tells (docs/archive.md).
+"""`kaiten archive steps` and `explain`: what archives tell of decisions (docs/archive.md).
 
-What cannot be replayed is said on stderr.
+Of what cannot be told, why is said on stderr.
 """
 
 import sys
@@ -27,17 +27,18 @@ from ledger.archive.source import (
     run,
     time_ns,
 )
-from scheduler_svc.archived_timeline import Asked, archived_timeline, why_skipped
+from scheduler_svc.archived_timeline import Asked, archived_timeline, shortly_before, why_skipped
 from scheduler_svc.core.commands import Command
 from scheduler_svc.core.outcome import Outcome
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.decisions import Decision, Decisions, Measured
+from scheduler_svc.decisions import Decision, Decisions, Free, Measured
+from scheduler_svc.recorded_decisions import RecordedDecisions
 from scheduler_svc.replay import Skipped, replay_archive
 
 NS_PER_MS: Final = 1_000_000
 app = App(
     name="kaiten archive",
-    help="What schedulers have decided, made again from their archives.",
+    help="What schedulers have decided, as their archives tell it.",
     version_flags=(),
     default_parameter=Parameter(negative=()),
     result_action="return_value",
@@ -57,6 +58,10 @@ def steps(
     after: Annotated[str, Parameter(help="behind this record: EPOCH:SEQ")] = "0:0",
     since: Annotated[str, Parameter(help="from this time on: 2026-11-22T17:00")] = "",
     until: Annotated[str, Parameter(help="before this time")] = "",
+    again: Annotated[
+        bool,
+        Parameter(help="decide it again: more is told of blocks, costs and the queue, slowly"),
+    ] = False,
     json: Annotated[bool, Parameter(help="as lines of JSON")] = False,
     address: Addresses = (),
     api_key_file: ApiKeyFile = None,
@@ -68,12 +73,16 @@ def steps(
     asked = Asked(source.entries, id) if id else None
     if asked is not None and not asked.ids:
         return _not_found(id)
-    wanted = Wanted(
-        after=Cursor(behind.epoch, 0) if behind.epoch else START, until_ns=time_ns(until)
-    )
+    begin = asked.begin if asked else shortly_before(source.entries, behind, time_ns(since))
+    begin = Cursor(begin.epoch, 0) if again else begin
+    entries = source.entries(Wanted(after=begin, until_ns=time_ns(until)))
+    entries = asked.until_over(entries) if asked else entries
     printer = _Printer(worker=worker, since_ns=time_ns(since), behind=behind, asked=asked)
     printer.is_json = json
-    for found in replay_archive(printer.read(source.entries(wanted)), told=printer.told):
+    recorded = None if again else RecordedDecisions(printer.say)
+    for found in replay_archive(
+        printer.read(entries), told=printer.told, recorded=recorded, behind_seq=begin.seq
+    ):
         if isinstance(found, Skipped):
             _skipped(found)
     return 0
@@ -83,13 +92,14 @@ def steps(
 def explain(
     id: Annotated[str, Parameter(help="TENANT:REQUEST_ID")],
     *folders: Folders,
+    until: Annotated[str, Parameter(help="the newest of this id accepted before this time")] = "",
     address: Addresses = (),
     api_key_file: ApiKeyFile = None,
     peer_credential_file: PeerCredentialFile = None,
 ) -> int:
     """Where the time of a request went, as JSON (kaiten.v1.ExplainResponse)."""
     source = Source(folders, address, api_key_file, peer_credential_file)
-    told = archived_timeline(source.entries, id)
+    told = archived_timeline(source.entries, id, until_ns=time_ns(until))
     sys.stderr.writelines(f"{each}\n" for each in told.skipped)
     if not told.choices:
         return _not_found(id)
@@ -126,8 +136,12 @@ class _Printer:
             yield entry
 
     def told(self, command: Command, outcome: Outcome, now_ns: int, core: Scheduler) -> None:
-        said = self._decisions.take(command, outcome, now_ns, core)
-        if said is None or now_ns < self._since_ns or self._at <= self._behind:
+        if (said := self._decisions.take(command, outcome, now_ns, core)) is not None:
+            self.say(said)
+
+    def say(self, said: Decision | Measured) -> None:
+        """If it is asked for."""
+        if said.unix_ns < self._since_ns or self._at <= self._behind:
             return
         if self._worker not in ("", said.worker_id) or not self._concerns(said):
             return
@@ -205,6 +219,8 @@ def lines_of(said: Decision | Measured, at: Cursor) -> Iterator[str]:
 
 def _blocks(said: Decision) -> str:
     blocks = said.blocks
+    if isinstance(blocks, Free):
+        return f"    blocks     {blocks.free} of {blocks.total} free"
     evicted = f" ({blocks.evicted} evicted)" if blocks.evicted else ""
     return (
         f"    blocks     {blocks.allocated} taken{evicted}, {blocks.shared} from the cache,"

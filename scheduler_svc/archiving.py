@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import structlog
 
-from kaiten.v1.archive_pb2 import ArchiveEntry, ArchiveHeader
+from kaiten.v1.archive_pb2 import ArchiveEntry, ArchiveHeader, StartingPoint
 from kaiten.v1.ledger_pb2 import FoldedTokens, JournalRecord, SubmitRecord
 from kaiten.v1.scheduler_service_pb2 import ReadArchiveRequest
 from ledger import InboxEntry, Leader
@@ -28,13 +28,18 @@ MIB = 1 << 20
 
 
 class Archive(Protocol):
-    """What a leadership tells its archive. Neither call waits or raises."""
+    """What a leadership tells its archive. No call waits or raises."""
 
     def request(
         self, entry: InboxEntry, record: SubmitRecord, outputs: Sequence[FoldedTokens | None] = ()
     ) -> None: ...
 
     def record(self, record: JournalRecord, data: bytes = b"") -> None: ...
+
+    @property
+    def wants_start(self) -> bool: ...
+
+    def start(self, seq: int, made: Callable[[], StartingPoint]) -> None: ...
 
 
 def check(settings: SchedulerSettings) -> None:

@@ -116,6 +116,7 @@ def describe_plan(
     message.waiting = plan.waiting
     message.digest = digest
     for join in plan.joins:
+        message.join_tokens.append(len(join.tokens))
         message.join_computed_tokens.append(join.num_computed_tokens)
         for num_skipped, blocks in join.block_tables:
             message.join_skipped_blocks.append(num_skipped)
@@ -212,7 +213,7 @@ def _configured_from(message: ConfiguredInput) -> Configured:
 
 
 def _worker_joined(command: WorkerJoined) -> WorkerJoinedInput:
-    return WorkerJoinedInput(worker_id=command.worker_id, worker=_described(command.spec))
+    return WorkerJoinedInput(worker_id=command.worker_id, worker=described(command.spec))
 
 
 def _worker_joined_from(message: WorkerJoinedInput) -> WorkerJoined:
@@ -220,14 +221,15 @@ def _worker_joined_from(message: WorkerJoinedInput) -> WorkerJoined:
 
 
 def _worker_changed(command: WorkerChanged) -> WorkerChangedInput:
-    return WorkerChangedInput(worker_id=command.worker_id, worker=_described(command.spec))
+    return WorkerChangedInput(worker_id=command.worker_id, worker=described(command.spec))
 
 
 def _worker_changed_from(message: WorkerChangedInput) -> WorkerChanged:
     return WorkerChanged(worker_id=message.worker_id, spec=wire.spec_from_proto(message.worker))
 
 
-def _described(spec: WorkerSpec) -> WorkerDescription:
+def described(spec: WorkerSpec) -> WorkerDescription:
+    """Of a worker, what the core decides by."""
     told = _said(spec)
     del told["slot_tokens_max"], told["features"], told["windows"]
     return WorkerDescription(**told, capabilities=wire.capabilities_to_proto(spec))

@@ -60,6 +60,13 @@ class Blocks(NamedTuple):
     total: int
 
 
+class Free(NamedTuple):
+    """Of the worker's pool, where a record is all that is known: free now, of all."""
+
+    free: int
+    total: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     """One plan."""
@@ -77,12 +84,12 @@ class Decision:
     budget: int
     admitted: tuple[Admitted, ...]
     preempted: tuple[tuple[SequenceId, str], ...]
-    blocks: Blocks
+    blocks: Blocks | Free
     waiting: int
     waits: tuple[Waits, ...]
     # What a stage says of nobody in particular: why the lease is short, why nobody was looked at.
     stages: tuple[tuple[str, str], ...]
-    # By the cost model, as it was then; 0: it knew nothing yet.
+    # By the cost model, as it was then; 0: it knew nothing yet, or a record is all that is known.
     expected_us: int
 
     def concerns(self, ids: set[SequenceId]) -> bool:
@@ -120,7 +127,7 @@ class Kept:
     chunks: tuple[tuple[SequenceId, int], ...]
     # Of who joins, the requests.
     joined: tuple[str, ...]
-    blocks: Blocks
+    blocks: Blocks | Free
     # Of the first step, and of those after it.
     expected_us: tuple[int, int]
 

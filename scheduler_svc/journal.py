@@ -74,7 +74,7 @@ class Journal:
             self._throttled = names
 
     def opened(self, now_ns: int) -> Commit:
-        """The first record of a leadership."""
+        """The first record of a leadership; or one of what was told until now, whatever it is."""
         return self._sealed(JournalRecord(), (), now_ns)
 
     def overdue(self, now_ns: int) -> Commit | None:

@@ -47,6 +47,7 @@ from scheduler_svc.renewal import Renewal
 from scheduler_svc.request_book import BookedRequest, RequestBook
 from scheduler_svc.roster import Roster
 from scheduler_svc.settings import SchedulerSettings
+from scheduler_svc.starting_point import StartingPoints
 from scheduler_svc.store_clock import clock_offset_ns
 from scheduler_svc.timeline import Timelines
 from scheduler_svc.tracing import Tracing
@@ -99,6 +100,7 @@ class LeaderSession:
         self.traceparent_of = self._requests.traceparent_told
         self.timelines = Timelines()
         self._commits = CommitQueue(ledger, leader, settings, clock, self._on_commit, archive)
+        self._starts = StartingPoints(archive, self.timelines, self.core)
         # Everything up to here is in the pieces that the next fold will take.
         self._fold_seq = leader.journal_seq
         self._turn_asked, self._turn_taken = asyncio.Event(), asyncio.Event()
@@ -325,6 +327,7 @@ class LeaderSession:
         self._plan(now_ns)
         self._meters.spent("plan", self._clock.monotonic_ns() - began_ns)
         self._commits.put(self._journal.overdue(now_ns))
+        self._commits.put(self._starts.due(self._journal, self._configured, now_ns))
         self._fold()
         if not self.core.live_count:
             self._idle_since_ns = self._clock.monotonic_ns()
@@ -465,10 +468,7 @@ class LeaderSession:
         self._load_due_ns, oldest_ns = now_ns + LOAD_NS, self._commits.oldest_ns
         self._meters.load = load.look(
             self.core,
-            silent_ns={
-                link.worker_id: (link.address, link.silent_ns)
-                for link in self.roster.links.values()
-            },
+            silent_ns={w.worker_id: (w.address, w.silent_ns) for w in self.roster.links.values()},
             output_tokens=self._meters.output_tokens,
             journal_lag_ns=0 if oldest_ns is None else max(0, now_ns - oldest_ns),
             now_ns=now_ns,

@@ -7,9 +7,9 @@ would be decided again. Of commands and outcomes there is only what `Timelines` 
 """
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
-from kaiten.v1.archive_pb2 import ArchivedRequest
+from kaiten.v1.archive_pb2 import ArchivedRequest, StartingPoint
 from kaiten.v1.common_pb2 import WhyPassedOver
 from kaiten.v1.ledger_pb2 import (
     CoreInput,
@@ -30,6 +30,7 @@ from scheduler_svc.core.outcome import (
     Why,
 )
 from scheduler_svc.core.types import Reason, Request, SequenceId
+from scheduler_svc.standing_wire import standing_from_proto
 from scheduler_svc.timeline import Timelines
 from scheduler_svc.timeline_track import QUEUE_STAGES, Step
 
@@ -44,8 +45,16 @@ class _Taken(NamedTuple):
     sequence_id: SequenceId
 
 
+class _LaterWhy(NamedTuple):
+    """A reason that only a later version knows."""
+
+    value: str
+
+
 class Recorded:
-    """Tells timelines of the records it is fed, in order from the first of a leadership."""
+    """Tells timelines of the records it is fed, in order from the first of a leadership, or behind
+    a starting point.
+    """
 
     def __init__(self, timelines: Timelines) -> None:
         self._timelines = timelines
@@ -54,6 +63,21 @@ class Recorded:
         self._throttled: frozenset[str] = frozenset()
         self._epoch = 0
 
+    def begin(self, start: StartingPoint, epoch: int) -> None:
+        """What comes next stands behind this, in this leadership."""
+        self._epoch, self._taken = epoch, {}
+        standing = standing_from_proto(start)
+        self._throttled = frozenset(standing.throttled_ns)
+        self._timelines.stand(standing)
+        for request in start.requests:
+            first, choices = request.sequence_id, [one.choice for one in request.choices]
+            # There may be more, which are over.
+            n = max(choices) + 1
+            taken = _Taken(request.id, request.tenant, n, request.arrived_ns, first)
+            self._taken.update({first + choice: taken for choice in choices})
+        for archived in start.taken:
+            self.take_in(archived)
+
     def take_in(self, request: ArchivedRequest) -> None:
         """A request of an archive."""
         submit, first = request.submit, request.sequence_id
@@ -61,9 +85,9 @@ class Recorded:
         taken = _Taken(submit.id, submit.tenant, submit.n, accepted_ns, first)
         self._taken.update(dict.fromkeys(range(first, first + submit.n), taken))
 
-    def feed(self, record: JournalRecord) -> None:
-        """ValueError for what only a later version knows."""
-        inputs = record.inputs
+    def feed(self, record: JournalRecord) -> str:
+        """As `replay.Outcomes`."""
+        inputs, missed = record.inputs, ""
         if record.epoch != self._epoch:
             self._epoch = record.epoch
             self._throttled = frozenset()
@@ -73,13 +97,14 @@ class Recorded:
         # written.
         last = len(inputs) - 1
         for index, item in enumerate(inputs):
-            self._take(item, record.sequence_ids if index == last else ())
+            missed = self._take(item, record.sequence_ids if index == last else ()) or missed
         for ending in record.finished:
             self._timelines.finished(_finished(ending), inputs[last].now_ns)
             if ending.HasField("done"):
-                self._end(ending.sequence_id)
+                missed = self._end(ending.sequence_id) or missed
+        return missed
 
-    def _take(self, item: CoreInput, ids: Sequence[SequenceId]) -> None:
+    def _take(self, item: CoreInput, ids: Sequence[SequenceId]) -> str:
         """`ids`: whose each token is that came of it."""
         name, now_ns, timelines = item.WhichOneof("input"), item.now_ns, self._timelines
         if name == "result":
@@ -88,13 +113,18 @@ class Recorded:
             step = Step(now_ns, said.plan_id, len(ids), step_us=step_us)
             timelines.stepped(item.result.worker_id, said.step, step, ids)
         elif name == "plan":
-            timelines.take(MakePlan(worker_id=item.plan.worker_id), _planned(item.plan), now_ns)
+            timelines.take(MakePlan(worker_id=item.plan.worker_id), planned(item.plan), now_ns)
+        elif name is None:
+            return "it has an input that only a later version knows"
+        elif name == "submit" and item.submit.sequence_id not in self._taken:
+            return _missing(item.submit.sequence_id)
         else:
             timelines.take(command_from_proto(item, self._request), Outcome(), now_ns)
         if item.HasField("throttled"):
             change = item.throttled
             self._throttled = self._throttled.union(change.begun).difference(change.over)
             timelines.note_throttled(self._throttled, now_ns)
+        return ""
 
     def _request(self, submit: SubmitInput) -> Request:
         """Without what was said: a timeline does not look at it."""
@@ -110,12 +140,18 @@ class Recorded:
             outputs=((),) * taken.n if submit.committed_tokens else (),
         )
 
-    def _end(self, last: SequenceId) -> None:
+    def _end(self, last: SequenceId) -> str:
         """The request of this choice is over."""
-        taken = self._taken[last]
+        if (taken := self._taken.get(last)) is None:
+            return _missing(last)
         for sequence_id in range(taken.sequence_id, taken.sequence_id + taken.n):
-            del self._taken[sequence_id]
+            self._taken.pop(sequence_id, None)
         self._timelines.request_over(taken.id)
+        return ""
+
+
+def _missing(sequence_id: SequenceId) -> str:
+    return f"the request of sequence {sequence_id} stands nowhere before it"
 
 
 def _finished(ending: SequenceFinished) -> Finished:
@@ -128,7 +164,8 @@ def _finished(ending: SequenceFinished) -> Finished:
     )
 
 
-def _planned(message: PlanInput) -> Outcome:
+def planned(message: PlanInput) -> Outcome:
+    """What came of a MakePlan, as far as its record says."""
     plan = Plan(
         worker_id=message.worker_id,
         plan_id=message.plan_id,
@@ -175,6 +212,6 @@ def _passed_over(message: PlanInput) -> Iterator[PassedOver]:
 
 
 def _why(number: WhyPassedOver) -> Why:
-    if number not in wire.WHY_FROM_PROTO:
-        raise ValueError(f"the journal has a reason this version does not know: {number}")
-    return wire.WHY_FROM_PROTO[number]
+    """Nobody asks more of it than how it reads."""
+    later = _LaterWhy(f"unknown reason {number}")
+    return wire.WHY_FROM_PROTO.get(number) or cast("Why", later)

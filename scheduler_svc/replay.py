@@ -10,8 +10,15 @@ which resumes from what the records before had committed. Pure: records in, comp
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
+from typing import Final, Protocol
 
-from kaiten.v1.archive_pb2 import ArchivedRequest, ArchiveEntry, ArchiveHeader
+from kaiten.v1.archive_pb2 import (
+    ArchivedRequest,
+    ArchiveEntry,
+    ArchiveGap,
+    ArchiveHeader,
+    StartingPoint,
+)
 from kaiten.v1.common_pb2 import Leader
 from kaiten.v1.ledger_pb2 import (
     CoreInput,
@@ -30,11 +37,24 @@ from scheduler_svc.core.outcome import Event, Finished, Outcome, Plan
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.types import Request, ResultRejected, Rules, SequenceId
 from scheduler_svc.journal import plan_digest
-from scheduler_svc.recorded import Recorded
+from scheduler_svc.standing_wire import VERSION
 from scheduler_svc.timeline import Timelines
 
 Token = tuple[SequenceId, int, int]
 Told = Callable[[Command, Outcome, int, Scheduler], None]
+NO_START: Final = "no starting point that this version knows is there"
+
+
+class Outcomes(Protocol):
+    """Reads what records say came of every command, in order."""
+
+    def begin(self, start: StartingPoint, epoch: int) -> None: ...
+
+    def take_in(self, request: ArchivedRequest) -> None: ...
+
+    def feed(self, record: JournalRecord) -> str:
+        """What of it cannot be told, in words; empty: nothing. ValueError: nobody writes that."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,11 +73,14 @@ class Compared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skipped:
-    """A leadership of an archive that cannot be replayed from here to its end, and why."""
+    """What of a leadership's archive is not told: from here on to its end, or to the next starting
+    point, and why; `goes_on`: this alone.
+    """
 
     epoch: int
     seq: int
     why: str
+    goes_on: bool = False
 
 
 @dataclass(slots=True)
@@ -205,39 +228,89 @@ def replay_archive(
     timelines: Timelines | None = None,
     told: Told | None = None,
     *,
-    recorded: Recorded | None = None,
+    recorded: Outcomes | None = None,
+    behind_seq: int = 0,
 ) -> Iterator[Compared | Skipped]:
     """Every decision that is there from the beginning of its leadership on.
 
     A core is what all commands since then have made of it, so behind a gap nothing can be compared
     until the next leadership begins; nor where it is decided otherwise now, by a later version or
     another policy: what a worker answered is no answer to what it would have been told.
-    `recorded`: has, in place of a core, the leaderships whose records say what came of everything.
+    `recorded`: has, in place of a core, the leaderships whose records say what came of everything,
+    and goes on at the next starting point. `behind_seq`: the first has entries from there on only.
     """
-    replay = Replay(policy=policy, timelines=timelines, told=told)
-    epoch, seq, is_lost, reader = 0, 0, False, None
+    place = _Place(Replay(policy=policy, timelines=timelines, told=told), recorded, behind_seq)
     for entry in entries:
-        why = ""
         kind = entry.WhichOneof("entry")
-        if kind == "header" and entry.header.epoch != epoch:
-            epoch, seq, is_lost = entry.header.epoch, entry.header.journal_seq, False
-            reader = recorded if entry.header.has_outcomes else None
-            why = _why_not(entry.header, needs_tokens=reader is None)
-        elif is_lost:
-            continue
+        if kind == "header":
+            yield from place.head(entry.header)
+        elif place.is_lost:
+            place.begin(entry.start)
         elif kind == "request":
-            (reader or replay).take_in(entry.request)
-        elif kind == "record" and entry.record.seq == seq + 1:
-            if reader is None:
-                why = yield from _until_otherwise(replay, entry.record)
-            else:
-                reader.feed(entry.record)
-            seq += not why
-        elif kind in ("record", "gap"):
-            why = entry.gap.reason or "records are missing"
+            place.take_in(entry.request)
+        elif kind == "record":
+            yield from place.feed(entry.record)
+        elif kind == "gap":
+            yield from place.gap(entry.gap)
+
+
+class _Place:
+    """Where a reader of an archive stands."""
+
+    def __init__(self, replay: Replay, recorded: Outcomes | None, behind_seq: int) -> None:
+        self._replay, self._recorded, self._behind_seq = replay, recorded, behind_seq
+        self._reader: Outcomes | None = None
+        self._epoch = self._seq = 0
+        # Until it may begin again; or for the first time in this leadership.
+        self.is_lost, self._has_begun = False, True
+
+    def head(self, header: ArchiveHeader) -> Iterator[Skipped]:
+        """A segment begins, and maybe a leadership."""
+        if header.epoch == self._epoch:
+            return
+        if self.is_lost and not self._has_begun:
+            yield Skipped(epoch=self._epoch, seq=self._behind_seq, why=NO_START)
+        is_first, self._epoch, self._seq = not self._epoch, header.epoch, header.journal_seq
+        self._reader = self._recorded if header.has_outcomes else None
+        self.is_lost = is_first and self._behind_seq > header.journal_seq
+        self._has_begun = not self.is_lost
+        if not self.is_lost:
+            yield from self._lose(_why_not(header, needs_tokens=self._reader is None))
+
+    def begin(self, start: StartingPoint) -> None:
+        """Of another version, or none: nothing."""
+        if self._reader is not None and start.version == VERSION:
+            self._reader.begin(start, self._epoch)
+            self._seq, self.is_lost, self._has_begun = start.seq, False, True
+
+    def take_in(self, request: ArchivedRequest) -> None:
+        (self._reader or self._replay).take_in(request)
+
+    def feed(self, record: JournalRecord) -> Iterator[Compared | Skipped]:
+        if record.seq != self._seq + 1:
+            yield from self._lose("records are missing")
+        elif self._reader is not None:
+            yield from self._read(self._reader, record)
+        else:
+            yield from self._lose((yield from _until_otherwise(self._replay, record)))
+        self._seq += not self.is_lost
+
+    def _read(self, reader: Outcomes, record: JournalRecord) -> Iterator[Skipped]:
+        try:
+            if missed := reader.feed(record):
+                yield Skipped(epoch=self._epoch, seq=record.seq, why=missed, goes_on=True)
+        except ValueError as error:
+            yield from self._lose(str(error))
+
+    def gap(self, gap: ArchiveGap) -> Iterator[Skipped]:
+        """Who only reads outcomes goes on, if no record is missing: the next one says so."""
+        if self._reader is None or gap.last_seq:
+            yield from self._lose(gap.reason or "records are missing")
+
+    def _lose(self, why: str) -> Iterator[Skipped]:
         if why:
-            is_lost = True
-            yield Skipped(epoch=epoch, seq=seq, why=why)
+            self.is_lost = True
+            yield Skipped(epoch=self._epoch, seq=self._seq, why=why)
 
 
 def _until_otherwise(replay: Replay, record: JournalRecord) -> Generator[Compared, None, str]:

@@ -26,11 +26,18 @@ from scheduler_svc.core.commands import (
 from scheduler_svc.core.outcome import Finished, Join, Outcome, PassedOver, Plan, Why
 from scheduler_svc.core.requests import Tenant
 from scheduler_svc.core.types import Request, SequenceId, SlotIndex
+from scheduler_svc.timeline_standing import (
+    STANDING_MAX,
+    STEPS_STANDING,
+    Standing,
+    StandingWorker,
+)
 from scheduler_svc.timeline_track import (
     BEFORE,
     LEADER_LOST,
     NO_BLOCKS,
     NO_WORKER,
+    NOT_ARCHIVED,
     ON_ITS_WAY,
     PREEMPTED,
     QUEUE_STAGES,
@@ -74,7 +81,7 @@ class Timelines:
         self._uncommitted: deque[Track] = deque(maxlen=OVER_MAX)
         self._steps: OrderedDict[str, deque[Step]] = OrderedDict()
         self._looks: deque[Look] = deque(maxlen=LOOKS_MAX)
-        self._last_look: dict[str, tuple[Why | None, SequenceId | None]] = {}
+        self._last_look: dict[str, tuple[str, SequenceId | None]] = {}
         self._store, self._silent, self._closed = Windows(), Windows(), Windows()
         self._acknowledged_ns = 0
         self._late: OrderedDict[str, Windows] = OrderedDict()
@@ -82,7 +89,7 @@ class Timelines:
         self._throttled_now: frozenset[str] = frozenset()
         # Of the workers that are here, those that take nobody; why.
         self._block_size: dict[str, int] = {}
-        self._not_open: dict[str, Why] = {}
+        self._not_open: dict[str, str] = {}
         # By worker: who has which slot as of the newest plan, of those who computes a prompt, and
         # prompt tokens of the plans on their way, with whose are the most.
         self._slots: dict[str, dict[SlotIndex, Track]] = {}
@@ -140,7 +147,7 @@ class Timelines:
             if len(self._steps) > WORKERS_MAX:
                 self._steps.popitem(last=False)
         steps.append(step)
-        if self._not_open.get(worker_id) is Why.LATE:
+        if self._not_open.get(worker_id) == Why.LATE.value:
             del self._not_open[worker_id]
             self._late[worker_id].set(now_ns, "")
             self._note_closed(now_ns)
@@ -253,6 +260,113 @@ class Timelines:
         known = islice(others, MATES_LOOKED_AT_MAX)
         return {track.sequence_id: track.id for track in known if track.sequence_id in ids}
 
+    # Where a reader begins
+
+    def standing(self) -> Standing:
+        """What a reader must know of now who begins behind it, in a millisecond where thousands
+        live.
+        """
+        slots = chain.from_iterable(slots.values() for slots in self._slots.values())
+        on_workers = (track for track in slots if track.sequence_id in self._live)
+        told = [*islice(self._live.values(), STANDING_MAX)]
+        if is_cut := len(told) < len(self._live):
+            told = [*dict.fromkeys(chain(told, on_workers))]
+        names = dict.fromkeys(chain(self._not_open, self._steps, self._block_size))
+        throttled = ((name, self._throttled[name].since_ns) for name in self._throttled_now)
+        return Standing(
+            now_ns=self._now_ns,
+            since_ns=self._since_ns,
+            lost_ns=self._lost_ns,
+            # Without a tuple of ours for each: of thousands that is most of what it takes.
+            live=tuple(
+                zip(
+                    told,
+                    [track.transitions[-1] for track in told],
+                    [track.num_preemptions for track in told],
+                    strict=True,
+                )
+            ),
+            is_cut=is_cut,
+            workers={name: self._standing_worker(name) for name in names},
+            look=self._looks[-1] if self._looks else None,
+            store_behind_ns=self._store.since_ns,
+            closed_ns=self._closed.since_ns,
+            closed_why=self._closed.why,
+            throttled_ns=dict(sorted(throttled)),
+        )
+
+    def _standing_worker(self, name: str) -> StandingWorker:
+        late, steps = self._late.get(name), self._steps.get(name, ())
+        return StandingWorker(
+            block_size=self._block_size.get(name, 0),
+            closed_why=self._not_open.get(name, ""),
+            late_ns=late.since_ns if late is not None else 0,
+            look=self._last_look.get(name),
+            steps=tuple(islice(reversed(steps), STEPS_STANDING))[::-1],
+            slots={
+                slot: track.sequence_id
+                for slot, track in self._slots.get(name, {}).items()
+                if track.sequence_id in self._live and track.transitions[-1].worker_id == name
+            },
+            prompt_tokens=dict(self._prompt_tokens.get(name, {})),
+        )
+
+    def stand(self, standing: Standing) -> None:
+        """Go on from there. What lived before did nobody knows what since the last command."""
+        for track in self._live.values():
+            track.enter(Transition(self._now_ns, Phase.UNKNOWN, NOT_ARCHIVED))
+        before, self._live = self._live, {}
+        for track, newest, num_preemptions in standing.live:
+            if (own := before.get(track.sequence_id)) is None:
+                own = track
+                self._of.setdefault(own.id, []).append(own)
+            own.enter(newest._replace(at_ns=standing.now_ns))
+            own.num_preemptions = num_preemptions
+            self._live[own.sequence_id] = own
+        self._stand_closed(standing, self._now_ns)
+        for by_worker in (self._slots, self._prefills, self._prompt_tokens, self._last_look):
+            by_worker.clear()
+        for name, worker in standing.workers.items():
+            self._stand_worker(name, worker)
+        look = standing.look
+        if look is not None and (not self._looks or look.at_ns > self._looks[-1].at_ns):
+            self._looks.append(look)
+        self._now_ns, self._lost_ns = standing.now_ns, standing.lost_ns
+        self._since_ns = self._since_ns or standing.since_ns
+
+    def _stand_closed(self, standing: Standing, lost_ns: int) -> None:
+        """Who could not be planned for, and who still cannot."""
+        self._block_size = {n: w.block_size for n, w in standing.workers.items() if w.block_size}
+        self._not_open = {n: w.closed_why for n, w in standing.workers.items() if w.closed_why}
+        self._store.begin(lost_ns, standing.store_behind_ns, Why.STORE_BEHIND.value)
+        self._closed.begin(lost_ns, standing.closed_ns, standing.closed_why)
+        for windows in (*self._late.values(), *self._throttled.values()):
+            windows.set(lost_ns, "")
+        for name, worker in standing.workers.items():
+            if since_ns := worker.late_ns:
+                late = windows_of(self._late, name, WORKERS_MAX)
+                late.begin(lost_ns, since_ns, Why.LATE.value)
+        for name, since_ns in standing.throttled_ns.items():
+            throttled = windows_of(self._throttled, name, TENANTS_MAX)
+            throttled.begin(lost_ns, since_ns, Why.TENANT.value)
+        self._throttled_now = frozenset(standing.throttled_ns)
+
+    def _stand_worker(self, name: str, worker: StandingWorker) -> None:
+        live = self._live
+        self._slots[name] = {slot: live[one] for slot, one in worker.slots.items() if one in live}
+        self._prefills[name] = {
+            one: track
+            for one, track in ((one, live[one]) for one in worker.slots.values() if one in live)
+            if track.transitions[-1].phase is Phase.PREFILL
+        }
+        self._prompt_tokens[name] = dict(worker.prompt_tokens)
+        if worker.look is not None:
+            self._last_look[name] = worker.look
+        if worker.steps:
+            steps = self._steps.setdefault(name, deque(maxlen=STEPS_MAX))
+            newest_ns = steps[-1].answered_ns if steps else 0
+            steps.extend(step for step in worker.steps if step.answered_ns > newest_ns)
+
     # Commands
 
     def _planned(self, worker_id: str, outcome: Outcome, now_ns: int) -> None:
@@ -289,10 +403,10 @@ class Timelines:
             case WorkerJoined():
                 self._block_size[worker_id] = command.spec.block_size
             case WorkerLate():
-                self._not_open.setdefault(worker_id, Why.LATE)
+                self._not_open.setdefault(worker_id, Why.LATE.value)
                 windows_of(self._late, worker_id, WORKERS_MAX).set(now_ns, Why.LATE.value)
             case WorkerDraining():
-                self._not_open[worker_id] = Why.DRAINING
+                self._not_open[worker_id] = Why.DRAINING.value
             case WorkerLost():
                 self._lost(worker_id, now_ns)
         self._note_closed(now_ns)
@@ -313,13 +427,13 @@ class Timelines:
         """Whether somebody could join a worker at all."""
         why = ""
         if self._not_open.keys() >= self._block_size.keys():
-            why = next((why.value for why in self._not_open.values()), NO_WORKER)
+            why = next(iter(self._not_open.values()), NO_WORKER)
         self._closed.set(now_ns, why)
 
     def _looked(self, worker_id: str, passed_over: tuple[PassedOver, ...], now_ns: int) -> None:
         named = [over for over in passed_over if over.stage in QUEUE_STAGES]
-        last = (named[-1].why, named[-1].sequence_id) if named else (None, None)
-        if self._last_look.get(worker_id, (None, None)) != last:
+        last = (named[-1].why.value, named[-1].sequence_id) if named else ("", None)
+        if self._last_look.get(worker_id, ("", None)) != last:
             self._last_look[worker_id] = last
             self._looks.append(Look(now_ns, *last))
         for over in named:

@@ -21,6 +21,7 @@ from scheduler_svc.timeline_track import (
     BEHIND,
     LEADER_LOST,
     ON_ITS_WAY,
+    STEPS_BEFORE,
     WORKER_LOST,
     Look,
     Phase,
@@ -40,8 +41,6 @@ STALL_TIMES: Final = 3
 STALL_NS_MIN: Final = 10_000_000
 # Of one interval of decoding, the longest; the others stay in it.
 STALLS_MAX: Final = 16
-# So many steps before a choice's own say what a gap of its worker is like.
-STEPS_BEFORE: Final = 64
 
 ANOTHER_PROMPT: Final = "another's prompt was computed beside it"
 LONG_STEP: Final = "a step of its worker took that long"
@@ -220,9 +219,9 @@ class _Stay:
         first = bisect_right(looks, start_ns, key=_at_ns)
         before = looks[first - 1] if first else None
         last = bisect_left(looks, end_ns, lo=first, key=_at_ns)
-        for look in [*looks[first:last], Look(end_ns, None, None)]:
+        for look in [*looks[first:last], Look(end_ns, "", None)]:
             if look.at_ns > start_ns:
-                why = before.why.value if before and before.why else BEHIND
+                why = before.why if before and before.why else BEHIND
                 behind = before.head if before else None
                 yield _waiting(Window(start_ns, look.at_ns, why), behind)
             start_ns, before = look.at_ns, look

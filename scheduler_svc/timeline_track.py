@@ -7,7 +7,6 @@ from enum import Enum
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from scheduler_svc.core.outcome import Why
 from scheduler_svc.core.types import SequenceId
 from scheduler_svc.timeline_windows import Window
 
@@ -15,6 +14,8 @@ from scheduler_svc.timeline_windows import Window
 TRANSITIONS_MAX: Final = 512
 # Of one choice: plans in which it sat out.
 SAT_OUT_MAX: Final = 512
+# So many steps before a choice's own say what a gap of its worker is like.
+STEPS_BEFORE: Final = 64
 
 
 class Phase(Enum):
@@ -35,6 +36,7 @@ BEHIND: Final = "its turn has not come"
 ON_ITS_WAY: Final = "on its way to the scheduler"
 BEFORE: Final = "before this leader led"
 TOO_LONG_AGO: Final = "too long ago to be told"
+NOT_ARCHIVED: Final = "its archive has nothing of then"
 WORKER_LOST: Final = "its worker was lost"
 LEADER_LOST: Final = "its leader was lost"
 NO_WORKER: Final = "no worker is here"
@@ -65,10 +67,10 @@ class Stay(NamedTuple):
 
 
 class Look(NamedTuple):
-    """Nobody behind `head` was looked at (None: nobody at all), and why; None: everybody was."""
+    """Nobody behind `head` was looked at (None: nobody at all), and why; empty: everybody was."""
 
     at_ns: int
-    why: Why | None
+    why: str
     head: SequenceId | None
 
 

@@ -27,6 +27,22 @@ class Windows:
         """It is so by now."""
         return self._open is not None
 
+    @property
+    def since_ns(self) -> int:
+        """Since when it is so; 0: it is not."""
+        return self._open[0] if self._open is not None else 0
+
+    @property
+    def why(self) -> str:
+        """It is so by now; empty: it is not."""
+        return self._open[1] if self._open is not None else ""
+
+    def begin(self, lost_ns: int, since_ns: int, why: str) -> None:
+        """It is so by now (0: it is not), and of the time behind `lost_ns` nothing is known."""
+        self.set(lost_ns, "")
+        if since_ns:
+            self.set(max(lost_ns, since_ns), why)
+
     def set(self, now_ns: int, why: str) -> None:
         """From here on it is so, for this reason; empty: it is not."""
         if self._open is not None:

@@ -2,14 +2,18 @@
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Final, cast
 
-from kaiten.v1.timeline_pb2 import ChoiceTimeline, TimelineGap, TimelineInterval
+from kaiten.v1.timeline_pb2 import ChoiceTimeline, TimelineGap, TimelineInterval, TimelinePhase
 from scheduler_svc.core.types import SequenceId
 from scheduler_svc.timeline_intervals import Interval, Timeline
 from scheduler_svc.timeline_track import Phase
 
-_PHASES: Final = {phase: f"TIMELINE_PHASE_{phase.name}" for phase in Phase}
+PHASE_TO_PROTO: Final = {
+    phase: cast("TimelinePhase", TimelinePhase.Value(f"TIMELINE_PHASE_{phase.name}"))
+    for phase in Phase
+}
+PHASE_FROM_PROTO: Final = {number: phase for phase, number in PHASE_TO_PROTO.items()}
 
 
 def timeline_to_proto(
@@ -31,7 +35,7 @@ def timeline_to_proto(
 
 def _interval(interval: Interval, names: Mapping[SequenceId, str]) -> TimelineInterval:
     return TimelineInterval(
-        phase=_PHASES[interval.phase],
+        phase=PHASE_TO_PROTO[interval.phase],
         start_unix_ns=interval.start_ns,
         end_unix_ns=interval.end_ns,
         why=interval.why,

@@ -20,7 +20,7 @@ from kaiten.v1.worker_service_pb2 import StepResult, StepTimings
 from scheduler_svc.core.outcome import Event, PassedOver, Plan, RequestOver, StepTokens
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.types import Reason, SequenceId
-from scheduler_svc.decisions import Decision, Decisions, Kept, Waits, waits_of
+from scheduler_svc.decisions import Blocks, Decision, Decisions, Kept, Waits, waits_of
 from scheduler_svc.request_phases import phases_of
 from scheduler_svc.timeline_track import Phase, Track
 from service_kit import semconv
@@ -312,6 +312,7 @@ def _surroundings(decision: Decision) -> dict[str, AttributeValue]:
 def _deeds(decision: Decision) -> dict[str, AttributeValue]:
     """What the first step alone does, and is in no plan."""
     blocks = decision.blocks
+    assert isinstance(blocks, Blocks)
     most = MEMBERS_TOLD_MAX
     return {
         "kaiten.budget.left": decision.budget - decision.tokens,

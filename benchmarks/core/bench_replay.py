@@ -1,12 +1,19 @@
-"""How many records a second are replayed for Explain of what only archives know.
+"""What Explain costs of what only archives know, and what its starting points cost who leads.
 
-    python -m benchmarks.core.bench_replay [--records 80000] [--turns 3] [--beside FOLDER] [--save]
+    python -m benchmarks.core.bench_replay [--records 80000] [--turns 3] [--others 20]
+        [--beside FOLDER] [--save]
 
 An archive of one leadership, which the real core and journal make in virtual time: two workers, for
 whom a little more comes than they have blocks for, so that requests wait, give way and share
 prefixes. The last that ended is asked for, as `SchedulerService.ReplayTimeline` does, of a process
-of its own: so all of it is replayed. CPU seconds of that process, its start included (`start_s`:
-how long that takes alone); `--beside`: another tree's replay of the same archive, in turns.
+of its own. CPU seconds of that process, its start included (`start_s`: how long that takes alone),
+of the archive as it is (`late_s`), behind `--others` leaderships as large (`wide_s`), and without
+starting points (`replay_s`), when all of it is read; `--beside`: another tree's replay of that, in
+turns.
+
+Of the leader's time, what it takes to copy for starting points (`due_us` of a plan, and the
+longest), and to look at each turn whether one is due (`asked_us`); of the thread's, to make them
+(`made_us` of a record). `deep`: one while 4,096 requests wait.
 """
 
 import argparse
@@ -16,32 +23,41 @@ import resource
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
-from typing import Final
+from timeit import timeit
+from typing import Any, Final
 
 from benchmarks.recording import ROOT, record
-from kaiten.v1.archive_pb2 import ArchiveHeader
+from kaiten.v1.archive_pb2 import ArchiveChunk, ArchiveEntry, ArchiveHeader, StartingPoint
 from kaiten.v1.common_pb2 import Leader as LeaderMessage
 from kaiten.v1.ledger_pb2 import SubmitRecord
 from kaiten.v1.scheduler_service_pb2 import ReplayTimelineResponse
 from kaiten.v1.worker_service_pb2 import RowSampling, StepTimings
 from kaiten.v1.worker_service_pb2 import StepResult as StepMessage
-from ledger import InboxEntry
+from ledger import Commit, InboxEntry
 from ledger import Leader as Elected
-from ledger.archive import ArchiveBounds, ArchiveWriter
+from ledger.archive import ArchiveBounds, ArchiveWriter, segments
+from ledger.archive.segment import HEAD_BYTES, Chunk, Span, entry_of, name_of, read, seal
 from scheduler_svc import wire
 from scheduler_svc.command_wire import configured_to_proto
 from scheduler_svc.core.commands import Command, MakePlan, StepDone, Submit, WorkerJoined
+from scheduler_svc.core.outcome import Outcome
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.types import StepResult, WorkerSpec
 from scheduler_svc.journal import Journal
 from scheduler_svc.replaying import CHILD
 from scheduler_svc.request_book import BookedRequest, RequestBook
 from scheduler_svc.settings import SchedulerSettings
+from scheduler_svc.standing_wire import start_to_proto
+from scheduler_svc.starting_point import StartingPoints
+from scheduler_svc.timeline import Timelines
+from scheduler_svc.timeline_standing import STANDING_MAX
 from tests.fakes.model_worker import ModelWorker
 
+EPOCH: Final = 1000
 STEP_NS: Final = 20_000_000
 WORKERS: Final = ("w1", "w2")
 SPEC: Final = WorkerSpec(
@@ -58,6 +74,8 @@ PROMPT_TOKENS: Final = (3, 400)
 OUTPUT_TOKENS: Final = (20, 250)
 # Of requests that come, by turn of both workers.
 COME: Final = 0.15
+# More than a starting point ever has; chunks of records may have more.
+START_BYTES: Final = 1 << 20
 BOUNDS: Final = ArchiveBounds(bytes_max=1 << 30, age_s_max=3600.0)
 
 
@@ -68,7 +86,7 @@ class Leadership:
         settings = SchedulerSettings()
         configured = settings.configured
         header = ArchiveHeader(
-            epoch=1,
+            epoch=EPOCH,
             configured=configured_to_proto(configured),
             has_tokens=True,
             has_outcomes=True,
@@ -76,11 +94,18 @@ class Leadership:
         )
         self._archive = ArchiveWriter(folder, header, BOUNDS)
         self._book = RequestBook(self._archive)
-        self._journal = Journal(self._book, Elected(epoch=1, nonce=1, journal_seq=0, after_seq=0))
+        self._journal = Journal(
+            self._book, Elected(epoch=EPOCH, nonce=1, journal_seq=0, after_seq=0)
+        )
         self._core, self._draw = Scheduler(), random.Random(1)
+        self._configured, self._timelines = configured, Timelines()
+        self._starts = StartingPoints(self, self._timelines, self._core)
         self._now_ns, self._next_id = STEP_NS, 1
         self._max_tokens_of: dict[int, int] = {}
-        self.num_records = self.num_preemptions = 0
+        self.num_records = self.num_preemptions = self.num_plans = 0
+        # Of each starting point, in the loop and in the thread.
+        self.due_ns: list[int] = []
+        self.made_ns: list[int] = []
         self.last_over = ""
         self._workers = [
             ModelWorker(id, SPEC, self._max_tokens_of, stop_every=0, base_us=9_000, token_us=40)
@@ -99,7 +124,36 @@ class Leadership:
             for worker in self._workers:
                 self._plan(worker)
                 self._step(worker)
+            began_ns = time.thread_time_ns()
+            if (commit := self.due()) is not None:
+                self.due_ns.append(time.thread_time_ns() - began_ns)
+                self._put(commit)
         self._archive.close(60.0)
+
+    def due(self) -> Commit | None:
+        """As a turn asks for it."""
+        return self._starts.due(self._journal, self._configured, self._now_ns)
+
+    # As an archive is asked
+
+    @property
+    def wants_start(self) -> bool:
+        return self._archive.wants_start
+
+    def start(self, seq: int, made: Callable[[], StartingPoint]) -> None:
+        def timed() -> StartingPoint:
+            began_ns = time.thread_time_ns()
+            point = made()
+            self.made_ns.append(time.thread_time_ns() - began_ns)
+            return point
+
+        self._archive.start(seq, timed)
+
+    def request(self, *_: Any) -> None:
+        """The archive's own is called."""
+
+    def record(self, *_: Any) -> None:
+        """The archive's own is called."""
 
     def _accept(self) -> None:
         draw, first = self._draw, self._next_id
@@ -125,6 +179,8 @@ class Leadership:
         asked = MakePlan(worker_id=worker.id)
         outcome = self._core.apply(asked, self._now_ns)
         if (plan := outcome.plan) is not None:
+            self._see(asked, outcome)
+            self.num_plans += 1
             samplings = [self._book.sampling(join.sequence_id) for join in plan.joins]
             message = wire.plan_to_proto(plan, LeaderMessage(), samplings)
             self._journal.write(asked, outcome, self._now_ns, message, self._core.waiting.throttled)
@@ -137,9 +193,14 @@ class Leadership:
 
     def _tell(self, command: Command, message: StepMessage | None = None) -> None:
         outcome = self._core.apply(command, self._now_ns)
-        commit = self._journal.write(
-            command, outcome, self._now_ns, message, self._core.waiting.throttled
-        )
+        self._see(command, outcome)
+        throttled = self._core.waiting.throttled
+        self._put(self._journal.write(command, outcome, self._now_ns, message, throttled))
+
+    def _see(self, command: Command, outcome: Outcome) -> None:
+        self._timelines.take(command, outcome, self._now_ns, self._core.waiting.throttled)
+
+    def _put(self, commit: Commit | None) -> None:
         if commit is not None:
             self._archive.record(commit.record, commit.data)
             self.num_records = commit.record.seq
@@ -185,32 +246,113 @@ def measure(folder: Path, asked: argparse.Namespace) -> Iterator[tuple[str, obje
     yield "records", leadership.num_records
     yield "requests", len(leadership._max_tokens_of)
     yield "preemptions", leadership.num_preemptions
+    yield "due_us", round(sum(leadership.due_ns) / leadership.num_plans / 1e3, 3)
+    yield "asked_us", round(timeit(leadership.due, number=100_000) * 10, 3)
+    yield "due_us_max", round(max(leadership.due_ns) / 1e3)
+    yield "made_us", round(sum(leadership.made_ns) / leadership.num_records / 1e3, 3)
+    yield from bytes_of(folder, leadership.num_records)
+    yield "deep", deep(folder.parent / "deep")
     trees = {"": ROOT} | ({"beside_": asked.beside} if asked.beside else {})
+    bare = folder.parent / "bare"
+    without_starts(folder, bare)
+    wide = folder.parent / "wide"
+    among_others(folder, wide, asked.others, leadership.last_over)
     for prefix, tree in trees.items():
         yield f"{prefix}start_s", round(replayed(tree, [], "a:none")[0], 2)
-    took_s: dict[str, list[float]] = {prefix: [] for prefix in trees}
+    ways = {"late_s": (ROOT, folder), "wide_s": (ROOT, wide)}
+    ways |= {f"{prefix}replay_s": (tree, bare) for prefix, tree in trees.items()}
+    took_s: dict[str, list[float]] = {name: [] for name in ways}
     told = []
     for _ in range(asked.turns):
-        for prefix, tree in trees.items():
-            cpu_s, response = replayed(tree, [folder], leadership.last_over)
+        for name, (tree, where) in ways.items():
+            cpu_s, response = replayed(tree, [where], leadership.last_over)
             assert response.choices, response.skipped
-            took_s[prefix].append(cpu_s)
+            took_s[name].append(cpu_s)
             told.append(response)
-    yield "is_equal", all(each == told[0] for each in told)
-    for prefix, some_s in took_s.items():
-        yield f"{prefix}replay_s", [round(one_s, 2) for one_s in some_s]
-        yield f"{prefix}records_per_cpu_s", round(leadership.num_records / median(some_s))
+    yield "is_equal", all(each.choices == told[0].choices for each in told)
+    for name, some_s in took_s.items():
+        yield name, [round(one_s, 2) for one_s in some_s]
+    yield "records_per_cpu_s", round(leadership.num_records / median(took_s["replay_s"]))
+
+
+def deep(folder: Path) -> dict[str, float]:
+    """Nobody computes them."""
+    leadership = Leadership(folder)
+    for _ in range(STANDING_MAX):
+        leadership._accept()
+    began_ns = time.thread_time_ns()
+    standing = leadership._timelines.standing()
+    copied_ns = time.thread_time_ns()
+    raw = start_to_proto(1, standing, leadership._configured, {}).SerializeToString()
+    made_ns = time.thread_time_ns()
+    leadership._archive.close(60.0)
+    sealed = seal([entry_of(ArchiveEntry.START_FIELD_NUMBER, raw)], Span(2, 1, 1, 1))
+    return {
+        "copied_us": round((copied_ns - began_ns) / 1e3),
+        "made_us": round((made_ns - copied_ns) / 1e3),
+        "bytes": len(sealed),
+    }
+
+
+def bytes_of(folder: Path, num_records: int) -> Iterator[tuple[str, object]]:
+    """How many starting points there are, and bytes of a record, with what they are of those."""
+    parts = [part for one in segments([folder]) for part in one.parts() if isinstance(part, Chunk)]
+    sizes = [HEAD_BYTES + len(part.payload) for part in parts]
+    # Each is alone in its chunk.
+    starts = [
+        size
+        for size, part in zip(sizes, parts, strict=True)
+        if part.raw_bytes < START_BYTES and part.entries()[0].HasField("start")
+    ]
+    yield "starts", len(starts)
+    yield "start_bytes", round(sum(starts) / max(1, len(starts)))
+    yield "start_bytes_per_record", round(sum(starts) / num_records, 3)
+    yield "bytes_per_record", round(sum(sizes) / num_records, 1)
+
+
+def among_others(folder: Path, wide: Path, count: int, id: str) -> None:
+    """It, and so many leaderships before it that decided as much, but not of that request."""
+    wide.mkdir()
+    for one in segments([folder]):
+        data, header = one.path.read_bytes(), one.header
+        (wide / one.path.name).write_bytes(data)
+        whole = [part for part in read(data) if isinstance(part, Chunk)]
+        kept = [
+            seal([part.raw()], part.span) for part in whole[1:] if id.encode() not in part.raw()
+        ]
+        for epoch in range(EPOCH - count, EPOCH):
+            header.epoch = epoch
+            raw = ArchiveChunk(entries=[ArchiveEntry(header=header)]).SerializeToString()
+            path = wide / name_of(epoch, header.segment)
+            path.write_bytes(b"".join([seal([raw], whole[0].span), *kept]))
+
+
+def without_starts(folder: Path, bare: Path) -> None:
+    """The same archive, as it was written before there were any."""
+    bare.mkdir()
+    for one in segments([folder]):
+        with (bare / one.path.name).open("wb") as file:
+            for part in one.parts():
+                assert isinstance(part, Chunk)
+                kept = [each for each in part.entries() if not each.HasField("start")]
+                for each in kept:
+                    if each.HasField("request"):
+                        each.request.ClearField("start_seq")
+                if kept:
+                    raw = [ArchiveChunk(entries=[each]).SerializeToString() for each in kept]
+                    file.write(seal(raw, part.span))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--records", type=int, default=80_000)
     parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--others", type=int, default=20)
     parser.add_argument("--beside", type=Path)
     parser.add_argument("--save", action="store_true")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="kaiten-replay-") as folder:
-        figures = dict(measure(Path(folder), asked))
+        figures = dict(measure(Path(folder) / "archive", asked))
     record("replay", figures, save=asked.save)
 
 

@@ -279,13 +279,18 @@ def explain(
     tls: TlsOptions = NO_TLS,
     tenant: Annotated[str, Parameter(help="whose it is, for operators; default: the key's")] = "",
     archive: Annotated[tuple[str, ...], Parameter(help=OF_ARCHIVES, negative=())] = (),
+    until: Annotated[
+        str, Parameter(help="of archives, the newest of this id before then: 2026-11-22T17:00")
+    ] = "",
     json: Annotated[bool, Parameter(help="what is told, as JSON")] = False,
 ) -> int:
     """See where the time of a request went: for what it waited, who was in its steps."""
     from kaiten.cli import explain as told
 
     if archive:
-        return told.explain_archived(archive, request_id, tenant, api_key_file, as_json=json)
+        return told.explain_archived(
+            archive, request_id, tenant, api_key_file, until=until, as_json=json
+        )
     where, trusted = tls.of_or_exit(address)
     key = api_key_of(api_key_file)
     return told.explain(where, trusted, request_id, tenant=tenant, api_key=key, as_json=json)

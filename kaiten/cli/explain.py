@@ -113,13 +113,15 @@ def explain_archived(
     tenant: str,
     api_key_file: Path | None,
     *,
+    until: str = "",
     as_json: bool,
 ) -> int:
-    """By a replay of archives, long after and under however many leaders; the exit code. Folders
-    are named as they are, all else is an address.
+    """By archives, long after and under however many leaders; the exit code. Folders are named as
+    they are, all else is an address. `until`: the newest of this id that was accepted before.
     """
     packages.require("scheduler")
     flags = [] if api_key_file is None else ["--api-key-file", str(api_key_file)]
+    flags += ["--until", until] if until else []
     done = _replayed(archives, request_id, tenant, flags)
     # Not of an id that it was not: that it is not there would be half of the truth.
     sys.stderr.write(done.stderr)

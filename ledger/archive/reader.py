@@ -5,12 +5,18 @@ same segment in two folders is read once.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from kaiten.v1.archive_pb2 import ArchiveEntry, ArchiveGap, ArchiveHeader
+from kaiten.v1.archive_pb2 import (
+    ArchivedRequest,
+    ArchiveEntry,
+    ArchiveGap,
+    ArchiveHeader,
+    StartingPoint,
+)
 from kaiten.v1.ledger_pb2 import CoreInput, JournalRecord
 from ledger.archive.segment import FORMAT, SUFFIX, Chunk, Damage, Span, read
 
@@ -121,6 +127,8 @@ def chunks(
     for segment in segments(folders):
         if segment.epoch < wanted.after.epoch:
             continue
+        if about is not None and not segment.header.segment:
+            about.begin_anew()
         header = [ArchiveEntry(header=segment.header)]
         for part in segment.parts()[1:]:
             kept = list(_wanted_of(part, wanted, segment.epoch, about))
@@ -154,38 +162,67 @@ def _wanted_of(
 
 
 class _Request:
-    """Which entries tell of one request. It may be taken in by several leaders."""
+    """Which entries tell of one request. It may be taken in by several leaders, and its id be used
+    again.
+    """
 
     def __init__(self, id: str) -> None:
         self._id = id
-        self._sequence_ids = range(0)
+        self._sequence_ids: Container[int] = range(0)
+        self._is_over = True
+
+    def begin_anew(self) -> None:
+        """A leader who has it takes it in before anything else."""
+        self._sequence_ids, self._is_over = range(0), True
 
     def is_elsewhere(self, chunk: Chunk) -> bool:
         """It comes later, if at all: known without a look at every entry, which is most of what
         looking for a request costs.
         """
-        return not self._sequence_ids and self._id.encode() not in chunk.raw()
+        return self._is_over and self._id.encode() not in chunk.raw()
 
     def concerns(self, entry: ArchiveEntry) -> bool:
         match entry.WhichOneof("entry"):
             case "gap":
                 return True
             case "request":
-                if entry.request.submit.id != self._id:
-                    return False
-                first = entry.request.sequence_id
-                self._sequence_ids = range(first, first + entry.request.submit.n)
-                return True
+                return self._is_it(entry.request)
+            case "start":
+                # What is told of it besides comes first: this is said where its own entry is gone.
+                return self._is_over and self._lives_at(entry.start)
             case "block":
                 return entry.block.sequence_id in self._sequence_ids
+            case "record":
+                return self._is_told_of(entry.record)
             case _:
-                return bool(self._sequence_ids) and self._is_told_of(entry.record)
+                return False
+
+    def _is_it(self, request: ArchivedRequest) -> bool:
+        if request.submit.id != self._id:
+            return False
+        first = request.sequence_id
+        self._sequence_ids, self._is_over = range(first, first + request.submit.n), False
+        return True
+
+    def _lives_at(self, start: StartingPoint) -> bool:
+        for request in start.requests:
+            if request.id == self._id:
+                own = [request.sequence_id + choice.choice for choice in request.choices]
+                self._sequence_ids, self._is_over = own, False
+                return True
+        return any(self._is_it(request) for request in start.taken)
 
     def _is_told_of(self, record: JournalRecord) -> bool:
+        # Blocks that its last record has filled are told of behind it.
+        if self._is_over:
+            self._sequence_ids = range(0)
+            return False
         own = self._sequence_ids
+        ended = [each for each in record.finished if each.sequence_id in own]
+        self._is_over = any(each.HasField("done") for each in ended)
         return (
-            any(sequence_id in own for sequence_id in record.sequence_ids)
-            or any(ended.sequence_id in own for ended in record.finished)
+            bool(ended)
+            or any(sequence_id in own for sequence_id in record.sequence_ids)
             or any(self._is_input(item) for item in record.inputs)
         )
 

@@ -7,7 +7,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import pairwise
@@ -17,8 +17,10 @@ import grpc
 import psutil
 import pytest
 
+from kaiten.v1.archive_pb2 import ArchiveEntry
 from kaiten.v1.ledger_pb2 import JournalRecord
 from kaiten.v1.scheduler_service_pb2 import ReplayTimelineRequest
+from kaiten.v1.timeline_pb2 import TimelinePhase
 from ledger.archive import Cursor, Wanted, entries, segments, verify
 from ledger.archive.remote import remote_entries
 from ledger.archive.segment import name_of
@@ -40,6 +42,8 @@ from tests.support.processes import ServiceProcess
 
 # Nothing is trimmed, so that the journal can be compared with.
 UNTRIMMED = {"fold_records": 1_000_000}
+SHORT_PERIODS = "tests.support.short_periods"
+QUEUE = TimelinePhase.TIMELINE_PHASE_QUEUE
 WORKER_FLAGS = {
     "step_ms": 4,
     "slots": 8,
@@ -177,6 +181,61 @@ async def test_leaders_of_several_minds_are_replayed_from_the_archive(
     assert len({header.store for header in headers} - {""}) == 1
     others = replay_archive(entries([archive]), policy="static")
     assert not all(isinstance(one, Compared) and one.is_equal for one in others)
+
+
+async def test_what_came_late_is_told_from_the_newest_starting_point(tmp_path: Path) -> None:
+    """As from the beginning."""
+    archive = tmp_path / "archive"
+    async with Cluster(
+        tmp_path,
+        worker_flags=WORKER_FLAGS,
+        scheduler_flags={**UNTRIMMED, "archive_dir": archive},
+        scheduler_module=SHORT_PERIODS,
+    ) as cluster:
+        for _ in range(3):
+            await more_work(cluster)
+            await cluster.all_done()
+        last = (await journal_of(cluster))[-1].seq
+        await until(lambda: [r.seq for r in records_of(archive)][-1:] == [last], "all of it")
+        cluster.is_checked = False
+    assert not list(verify([archive]))
+    found = list(entries([archive]))
+    starts = [entry.start for entry in found if entry.HasField("start")]
+    assert len(starts) > 3
+    assert all(start.workers[0].HasField("worker") for start in starts)
+    read = Archived(archive)
+    late = [one.request for one in found if one.HasField("request") and one.request.start_seq]
+    assert len(late) > 8
+    for request in late[::4]:
+        told, of_all = (
+            archived_timeline(some, request.submit.id) for some in (read, read.without_starts)
+        )
+        assert not told.skipped
+        assert [each.ended for each in told.choices] == ["length"] * request.submit.n
+        # What a look at the queue found that made no plan only a starting point says.
+        spans = [
+            [(one.phase, one.start_unix_ns) for one in choice.intervals if one.phase != QUEUE]
+            for each in (told, of_all)
+            for choice in each.choices
+        ]
+        assert spans[: request.submit.n] == spans[request.submit.n :]
+
+
+class Archived:
+    """An archive, also as it was written before there were starting points."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, wanted: Wanted) -> Iterator[ArchiveEntry]:
+        return entries([self.folder], wanted)
+
+    def without_starts(self, wanted: Wanted) -> Iterator[ArchiveEntry]:
+        for entry in self(wanted):
+            if entry.HasField("request"):
+                entry.request.start_seq = 0
+            if not entry.HasField("start"):
+                yield entry
 
 
 async def test_a_disk_that_refuses_stops_no_stream_and_leaves_a_marked_gap(

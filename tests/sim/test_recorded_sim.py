@@ -1,22 +1,23 @@
 """What records say of outcomes is all that timelines want to know: at any moment of any life, with
-and without a core they tell the same.
+and without a core, from the beginning and from any starting point, they tell the same.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
-from kaiten.v1.archive_pb2 import ArchivedRequest
+from kaiten.v1.archive_pb2 import ArchivedRequest, StartingPoint
 from kaiten.v1.common_pb2 import Leader as LeaderMessage
 from kaiten.v1.ledger_pb2 import FoldedTokens, JournalRecord, SubmitRecord
 from kaiten.v1.worker_service_pb2 import RowSampling
 from kaiten.v1.worker_service_pb2 import StepResult as StepMessage
-from ledger import InboxEntry, Leader
+from ledger import Commit, InboxEntry, Leader
 from scheduler_svc import wire
 from scheduler_svc.core.commands import (
     Command,
+    Configured,
     MakePlan,
     StepDone,
     StoreBehind,
@@ -29,12 +30,35 @@ from scheduler_svc.core.types import Request
 from scheduler_svc.journal import Journal
 from scheduler_svc.recorded import Recorded
 from scheduler_svc.request_book import BookedRequest, RequestBook
+from scheduler_svc.starting_point import StartingPoints
 from scheduler_svc.timeline import Timelines
-from scheduler_svc.timeline_intervals import timelines_of
-from scheduler_svc.timeline_track import BEHIND, NO_WORKER, PREEMPTED, WORKER_LOST
+from scheduler_svc.timeline_intervals import Timeline, mentioned, timelines_of
+from scheduler_svc.timeline_track import (
+    BEHIND,
+    NO_WORKER,
+    NOT_ARCHIVED,
+    PREEMPTED,
+    WORKER_LOST,
+    Phase,
+)
 from tests.sim.test_scheduler_sim import COMBINATIONS, World
 
 EPOCH = 7
+BETWEEN_STEPS = (Phase.QUEUE, Phase.PREFILL)
+
+
+@dataclass
+class Late:
+    """A reader who began at a starting point, and whom it can tell of: who came later."""
+
+    start: StartingPoint
+    read: Timelines = field(default_factory=Timelines)
+
+    def __post_init__(self) -> None:
+        self.recorded = Recorded(self.read)
+        self.recorded.begin(self.start, EPOCH)
+        self.lived = {request.id for request in self.start.requests}
+        self.knows: set[str] = set()
 
 
 @dataclass
@@ -44,6 +68,7 @@ class Journaled(World):
     told: Timelines = field(default_factory=Timelines)
     read: Timelines = field(default_factory=Timelines)
     compared: int = 0
+    compared_late: int = 0
     whys: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -53,6 +78,8 @@ class Journaled(World):
         leader = Leader(epoch=EPOCH, nonce=1, journal_seq=0, after_seq=0)
         self.journal = Journal(self.book, leader)
         self.recorded = Recorded(self.read)
+        self.late: list[Late] = []
+        self.starts = StartingPoints(self, self.told, self.scheduler)
         self.has_begun = self.is_behind = False
         self.draining: set[str] = set()
 
@@ -91,7 +118,9 @@ class Journaled(World):
         message = self.message(command, outcome)
         commit = self.journal.write(command, outcome, self.now_ns, message, throttled)
         if commit is not None:
-            self.recorded.feed(JournalRecord.FromString(commit.data))
+            self.feed(commit)
+            if self.rng.random() < 0.1:
+                self.begin_late()
             if self.rng.random() < 0.1 and self.requests:
                 self.compare(self.rng.choice(self.requests))
         return outcome
@@ -125,15 +154,65 @@ class Journaled(World):
         )
         archived.submit.ClearField("prompt_token_ids")
         self.recorded.take_in(archived)
+        for late in self.late:
+            late.recorded.take_in(archived)
+            late.knows.add(record.id)
 
     def record(self, record: JournalRecord, data: bytes = b"") -> None:
         """Read at once."""
+
+    wants_start = True
+
+    def start(self, seq: int, made: Callable[[], StartingPoint]) -> None:
+        self.made = made
+
+    def feed(self, commit: Commit) -> None:
+        record = JournalRecord.FromString(commit.data)
+        for recorded in (self.recorded, *(late.recorded for late in self.late)):
+            assert not recorded.feed(record)
+
+    def begin_late(self) -> None:
+        """Somebody begins to read behind a record that is made for it."""
+        configured = Configured(config=self.scheduler.config, policy="fcfs")
+        commit = self.starts.due(self.journal, configured, self.now_ns)
+        assert commit is not None
+        self.feed(commit)
+        start = StartingPoint.FromString(self.made().SerializeToString())
+        assert start.seq == commit.record.seq
+        self.late = [*self.late[:3], *self.late[3:][-2:], Late(start)]
 
     def compare(self, request: Request) -> None:
         told, read = (timelines_of(each.snapshot(request.id)) for each in (self.told, self.read))
         assert read == told
         self.compared += bool(told)
+        names = self.read.names(mentioned(read))
+        for late in self.late:
+            if request.id in late.knows:
+                assert timelines_of(late.read.snapshot(request.id)) == told
+                assert late.read.names(mentioned(told)) == names
+                self.compared_late += 1
+            elif request.id in late.lived:
+                self.compare_lived(late, request.id, told)
         self.whys |= {interval.why for each in told for interval in each.intervals}
+
+    def compare_lived(self, late: Late, id: str, told: Sequence[Timeline]) -> None:
+        """What lived at a starting point is told from then on, and that it was there before."""
+        by_choice = {each.choice: each for each in told}
+        for each in timelines_of(late.read.snapshot(id)):
+            whole, at_ns = by_choice[each.choice], late.start.now_ns
+            assert (each.ended, each.num_preemptions) == (whole.ended, whole.num_preemptions)
+            first = each.intervals[0]
+            assert first.why == NOT_ARCHIVED or first.start_ns == at_ns
+            assert (each.intervals[0].start_ns, each.intervals[-1].end_ns) == (
+                whole.intervals[0].start_ns,
+                whole.intervals[-1].end_ns,
+            )
+            # Steps that it sat out before are not known, so that how it decoded may read otherwise.
+            own, all_of_it = (
+                [i for i in one.intervals if i.start_ns > at_ns and i.phase in BETWEEN_STEPS]
+                for one in (each, whole)
+            )
+            assert own == all_of_it
 
 
 def live(seed: int, **more: Any) -> Journaled:
@@ -150,9 +229,9 @@ def live(seed: int, **more: Any) -> Journaled:
 def test_all_that_a_life_was_made_of_stands_in_its_records(
     windows: tuple[int | None, ...],
 ) -> None:
-    whys: set[str] = set()
-    for seed in range(8):
-        whys |= live(seed, windows=windows, slot_tokens_max=1 + seed % 3).whys
+    worlds = [live(seed, windows=windows, slot_tokens_max=1 + seed % 3) for seed in range(8)]
+    assert sum(world.compared_late for world in worlds) > 300
+    whys = {why for world in worlds for why in world.whys}
     causes = (Why.NO_SLOT, Why.TENANT, Why.STORE_BEHIND, Why.LATE, Why.BLOCKS)
     assert whys >= {each.value for each in causes} | {WORKER_LOST, NO_WORKER, BEHIND}
     assert any(why.startswith(PREEMPTED) for why in whys)

@@ -8,7 +8,7 @@ from scheduler_svc.archive_replay import lines_of, plain
 from scheduler_svc.core.commands import Command, StepDone
 from scheduler_svc.core.outcome import Outcome, Why
 from scheduler_svc.core.types import FLEX_PRIORITY
-from scheduler_svc.decisions import WAITING_TOLD_MAX, Decision, Decisions, Measured
+from scheduler_svc.decisions import WAITING_TOLD_MAX, Blocks, Decision, Decisions, Measured
 from scheduler_svc.timeline_track import NO_BLOCKS
 from tests.sim.test_scheduler_sim import World
 from tests.support.cell import Cell, spec
@@ -48,6 +48,7 @@ def test_who_is_scheduled_with_what() -> None:
     assert admitted == (two, f"r{two}", 1, 42, 12, 11, 3)
     assert said.chunks == ((two, 23),)
     assert (said.decode_rows, said.tokens, said.budget, said.lease_steps) == (1, 24, 24, 1)
+    assert isinstance(said.blocks, Blocks)
     assert said.blocks.shared == 3
     assert said.blocks.allocated >= 8
     assert said.blocks.free == cell.worker().kv.free_count
@@ -97,9 +98,10 @@ def test_who_left_and_why_and_what_was_forgotten_for_others() -> None:
     assert {why for _, why in left} == {NO_BLOCKS}
     assert {one for one, _ in left} <= {*two}
     decided = [said for said in cell.said if isinstance(said, Decision)]
-    assert sum(said.blocks.evicted for said in decided) > 0
+    blocks = [said.blocks for said in decided if isinstance(said.blocks, Blocks)]
+    assert sum(each.evicted for each in blocks) > 0
     pool = cell.worker().kv
-    assert sum(said.blocks.allocated for said in decided) == pool.counts[0]
+    assert sum(each.allocated for each in blocks) == pool.counts[0]
 
     cell = Read(spec(slots=1))
     flex = cell.submit(3, 30, priority=FLEX_PRIORITY)
