@@ -41,12 +41,13 @@ class TlsOptions:
     def of(self, address: str) -> tuple[str, TLS | None]:
         """host:port, and the TLS to speak with it. ValueError says which file is wrong."""
         scheme = next((each for each in (*SECURE, *PLAIN) if address.startswith(each)), "")
-        is_asked = self.tls or self.tls_ca or self.tls_cert or self.tls_key
+        ca, cert, key = map(_given, (self.tls_ca, self.tls_cert, self.tls_key))
+        is_asked = self.tls or ca or cert or key
         if scheme in PLAIN and is_asked:
             raise ValueError(f"{address}: {scheme} is without TLS; write {SECURE[0]}, or nothing")
         if not (is_asked or scheme in SECURE):
             return address.removeprefix(scheme), None
-        tls = TLS(ca=_given(self.tls_ca), cert=_given(self.tls_cert), key=_given(self.tls_key))
+        tls = TLS(ca=ca, cert=cert, key=key)
         tls.credentials()
         return address.removeprefix(scheme).rstrip("/"), tls
 
@@ -60,7 +61,8 @@ class TlsOptions:
 
 
 def _given(path: Path | None) -> Path | None:
-    return None if path is None else path.expanduser()
+    """A variable that is empty names the current folder to a Path, and nothing to its user."""
+    return None if path is None or path == Path() else path.expanduser()
 
 
 NO_TLS: Final = TlsOptions()
