@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import sys
 import time
@@ -18,6 +19,7 @@ TETHER: Final = str(Path(tether.__file__))
 READY_POLL_S: Final = 0.05
 PING_EVERY_S: Final = 0.5
 LOG_TAIL_BYTES: Final = 64 << 10
+LOG_BYTES_MAX: Final = 32 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +81,7 @@ class Child:
         async with self._changing:
             if self._is_closed:
                 raise ChildDied(f"{self.spec.name} is being stopped")
+            await self._turn_log()
             with self.spec.log_path.open("ab") as log:
                 self._log_from = log.tell()
                 self.started_s = time.monotonic()
@@ -133,6 +136,7 @@ class Child:
         liveness = Liveness(time.monotonic())
         while True:
             await asyncio.sleep(PING_EVERY_S)
+            await self._turn_log()
             if await is_alive():
                 liveness.answered(time.monotonic())
                 continue
@@ -179,6 +183,20 @@ class Child:
                 return log.read().decode("utf-8", "replace")
         except OSError:
             return ""
+
+    async def _turn_log(self) -> None:
+        """Too long, it becomes NAME.log.1, in place of the one before. The process goes on writing
+        to the same file, at its end; what it writes meanwhile may be lost.
+        """
+        log = self.spec.log_path
+        with suppress(OSError):
+            if log.stat().st_size <= LOG_BYTES_MAX:
+                return
+            # Where there is no room for it, all the more is room needed.
+            with suppress(OSError):
+                await asyncio.to_thread(shutil.copyfile, log, log.with_name(f"{log.name}.1"))
+            os.truncate(log, 0)
+            self._log_from = 0
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process is not None and self._process.returncode is None:

@@ -15,8 +15,10 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from kaiten.local import child as child_module
 from kaiten.local.child import Child, ChildSpec, exit_text
 from kaiten.local.supervisor import RESTART_S_MAX, death_of, restart_s
+from tests.support.answers import until
 from tests.support.toy_stack import NAMES, process_is_up
 from tests.support.whole_stack import wait_until
 
@@ -229,6 +231,38 @@ def test_a_signal_during_the_start_stops_what_runs(start: Start) -> None:
         code, _ = run.finish()
     assert code == 0
     assert left_alive(run) == []
+
+
+async def test_a_log_that_is_too_long_begins_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While its process runs, which writes on."""
+    monkeypatch.setattr(child_module, "LOG_BYTES_MAX", 100)
+    monkeypatch.setattr(child_module, "PING_EVERY_S", 0.01)
+    write = "import sys, time\nwhile True: print('x' * 50, flush=True); time.sleep(0.01)"
+    log = tmp_path / "a.log"
+    log.write_text("of a former run\n" * 10)
+    child = Child(
+        ChildSpec(
+            name="a",
+            command=(sys.executable, "-c", write),
+            log_path=log,
+            is_ready=lives,
+            is_alive=lives,
+        )
+    )
+    await child.spawn()
+    before = log.with_name("a.log.1")
+    assert before.read_text() == "of a former run\n" * 10
+    watching = asyncio.create_task(child.ended_or_hung())
+    await until(lambda: before.read_text().startswith("xxx"), "a log that was turned")
+    await until(lambda: child.log_text().startswith("xxx"), "a log that goes on")
+    child.kill()
+    assert await watching == ""
+
+
+async def lives() -> bool:
+    return True
 
 
 def test_who_was_stopped_by_a_signal_ends_politely_too(start: Start) -> None:
