@@ -279,6 +279,11 @@ def test_a_pod_can_do_no_more_than_it_must(overlay: str) -> None:
         assert container["resources"]["requests"]["cpu"]
 
 
+def test_a_pod_is_bounded_before_any_overlay_says_so() -> None:
+    for name, spec in pods(written()):
+        assert spec["containers"][0]["resources"]["limits"]["memory"], name
+
+
 # Who calls whom, and where.
 CALLS: Final = {
     ("gateway", "valkey", 6379),
