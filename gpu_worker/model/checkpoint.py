@@ -100,6 +100,9 @@ class Checkpoint:
         return tensor
 
     def _open(self, path: Path) -> None:
+        # A pipe would be waited for without end.
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"{path} is no file; copy the checkpoint again")
         try:
             file = self._stack.enter_context(safe_open(path, framework="pt"))
         except (OSError, SafetensorError) as error:

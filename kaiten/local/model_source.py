@@ -82,6 +82,10 @@ def _checked(folder: Path, name: str) -> ModelSource:
             f"{folder} has no *.safetensors",
             "convert the weights to safetensors: pickled weights can run code and are never read",
         )
+    for path in folder.glob("*.safetensors"):
+        # A pipe would be waited for without end.
+        if path.exists() and not path.is_file():
+            raise StartError(f"{path} is no file", "copy the checkpoint again")
     return ModelSource(folder=folder, name=name)
 
 

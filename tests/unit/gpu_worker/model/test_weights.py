@@ -1,6 +1,7 @@
 """Checkpoints: single and sharded, and each way in which one can be wrong."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -190,6 +191,14 @@ def test_files_that_are_broken_or_double(folder: Path) -> None:
     weight_map = {"a": "model.safetensors", "b": "more.safetensors"}
     (folder / INDEX).write_text(json.dumps({"weight_map": weight_map}))
     with pytest.raises(ConfigError, match="is in two files"):
+        Checkpoint(folder)
+
+
+def test_a_pipe_is_no_file_of_weights(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(ConfigError, match=r"model\.safetensors is no file"):
         Checkpoint(folder)
 
 

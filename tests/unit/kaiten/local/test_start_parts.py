@@ -132,6 +132,13 @@ def test_a_folder_without_a_model_is_refused(
         model_source.resolve(str(checkpoint(tmp_path / "m", *names)))
 
 
+def test_a_pipe_is_no_file_of_a_model(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "m", "config.json")
+    os.mkfifo(folder / "model.safetensors")
+    with pytest.raises(StartError, match=r"m/model\.safetensors is no file"):
+        model_source.resolve(str(folder))
+
+
 def test_a_hub_id_is_fetched_without_code_or_pickles(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
