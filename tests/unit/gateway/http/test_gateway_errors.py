@@ -12,6 +12,7 @@ from gateway.requests.validation import FarTooLong, PromptTooLong, TextTooLong, 
 from gateway.tenants import WrongKey
 from gateway.text.template_process import WORK
 from ledger import DamagedLedger, Fenced, StoreLost
+from ledger.servers.refusals import NotLetIn
 from service_kit import errors, grpc_errors
 
 EXAMPLES = [
@@ -43,6 +44,7 @@ EXAMPLES = [
     Fenced("old"),
     DamagedLedger("hole"),
     Contended("conv_1"),
+    NotLetIn("no such user"),
 ]
 
 
