@@ -90,3 +90,12 @@ test("whoever waits is told what keeps everybody out, and only what does", () =>
   const short = { passed_over: [{ stage: "lease", why: "prefill" }] };
   assert.deepEqual(said(worker("a.1", short)), turn, "short plans keep nobody out");
 });
+
+test("of the archive comes what is before a moment within a millisecond, and nothing after it", async () => {
+  const stream = readFileSync(`${FOLDER}/stream.js`, "utf8"), asked = [];
+  const archived = vm.runInThisContext(`(page, asked) => { ${stream}; ask = async (path) => { asked.push(path); return {json: async () => page}; }; return archived; }`)(
+    { data: [{ header: {} }, { record: { unix_ms: 385.05 } }, { record: { unix_ms: 385.93 } }], has_more: false }, asked);
+  const { entries } = await archived(100.5, 385.09);
+  assert.deepEqual(entries, [[{ header: {} }, { record: { unix_ms: 385.05 } }]]);
+  assert.match(asked[0], /since_ms=100&until_ms=386&/);
+});

@@ -69,7 +69,8 @@ async function archived(sinceMs, untilMs) {
   for (let pages = 0; pages < PAGES_MAX; pages++) {
     const query = `since_ms=${Math.floor(sinceMs)}&until_ms=${Math.ceil(untilMs)}&limit=1000${after && `&after=${after}`}`;
     const page = await (await ask(`v1/archive?${query}`)).json();
-    entries.push(page.data);
+    // It is asked in whole milliseconds: what is after the last one is there already.
+    entries.push(page.data.filter(({record}) => !record || record.unix_ms <= untilMs));
     if (!page.has_more) return {entries, isCut: false};
     after = page.last;
   }
