@@ -10,16 +10,18 @@ from pathlib import Path
 
 import httpx
 import pytest
+import pytest_asyncio
 
 from kaiten.cli.keygen import mint
 from kaiten.client import Client
 from tests.support.answers import until
 from tests.support.browser import CHROMIUM
-from tests.support.tab import Tab, tab
+from tests.support.tab import Browser, Tab
 from tests.support.whole_stack import WholeStack, wait_until
 
 pytestmark = [
     pytest.mark.browser,
+    pytest.mark.asyncio(loop_scope="session"),
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed: apt install chromium"),
 ]
 SLOTS = 16
@@ -73,9 +75,9 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WholeStack]:
         stack.check()
 
 
-@pytest.fixture
-async def page(stack: WholeStack, tmp_path: Path) -> AsyncIterator[Tab]:
-    async with tab(tmp_path / "profile", f"{stack.door.http}/dashboard") as page:
+@pytest_asyncio.fixture(loop_scope="session")
+async def page(browser: Browser, stack: WholeStack) -> AsyncIterator[Tab]:
+    async with browser.tab(f"{stack.door.http}/dashboard") as page:
         await page.size(1280, 900)
         await page.until(f"{STATE} === 'live'")
         yield page
@@ -201,7 +203,8 @@ async def test_a_full_batch_is_seen_and_why_others_wait(page: Tab, stack: WholeS
     await page.look(NEVER_WHOLE)
     with crowd(stack):
         await until_full(page)
-        assert await page.look(
+        # Somebody may have ended since.
+        await page.until(
             f"document.getElementById('workers').textContent.includes('{SLOTS} of {SLOTS}')"
         )
         await page.until(
@@ -308,11 +311,11 @@ async def test_by_keyboard_alone(page: Tab, stack: WholeStack) -> None:
 
 
 async def test_what_was_before_the_page_comes_from_the_archive(
-    stack: WholeStack, tmp_path: Path
+    browser: Browser, stack: WholeStack
 ) -> None:
     with crowd(stack):
         wait_until(lambda: stack.state().waiting and stack.state().running, "a queue")
-        async with tab(tmp_path / "profile", f"{stack.door.http}/dashboard") as page:
+        async with browser.tab(f"{stack.door.http}/dashboard") as page:
             await page.until("track()?.count > 5")
             first = await page.look("track().column(track().oldest).at")
             await page.look("document.getElementById('older').click()")
@@ -359,14 +362,16 @@ async def test_continuous_beside_static(
     assert await page.look("document.activeElement.id") == "burst"
 
 
-async def test_where_keys_are_on_it_is_for_operators(stack: WholeStack, tmp_path: Path) -> None:
+async def test_where_keys_are_on_it_is_for_operators(
+    browser: Browser, stack: WholeStack, tmp_path: Path
+) -> None:
     keys = {role: mint("acme", role) for role in ("tenant", "operator")}
     (tmp_path / "keys.toml").write_text("".join(each.entry for each in keys.values()))
     door = stack.add_gateway(api_keys_file=tmp_path / "keys.toml")
     try:
         door.process.start()
         door.wait_ready()
-        async with tab(tmp_path / "profile", f"{door.http}/dashboard") as page:
+        async with browser.tab(f"{door.http}/dashboard") as page:
             is_asked = "document.getElementById('key-dialog').open"
             why = "document.getElementById('key-why').textContent"
             await page.until(is_asked)

@@ -10,15 +10,17 @@ from pathlib import Path
 
 import httpx
 import pytest
+import pytest_asyncio
 
 from kaiten.client import Client
 from tests.support.answers import until
 from tests.support.browser import CHROMIUM
-from tests.support.tab import Tab, tab
+from tests.support.tab import Browser, Tab
 from tests.support.whole_stack import WORKER_FLAGS, Door, WholeStack
 
 pytestmark = [
     pytest.mark.browser,
+    pytest.mark.asyncio(loop_scope="session"),
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed: apt install chromium"),
 ]
 IDLE = "!document.getElementById('send').hidden"
@@ -37,9 +39,9 @@ BUSY = """(() => {
 TURNS = "JSON.parse(sessionStorage.kaiten).turns"
 
 
-@pytest.fixture
-async def page(whole_stack: WholeStack, tmp_path: Path) -> AsyncIterator[Tab]:
-    async with tab(tmp_path / "profile", f"{whole_stack.door.http}/") as page:
+@pytest_asyncio.fixture(loop_scope="session")
+async def page(browser: Browser, whole_stack: WholeStack) -> AsyncIterator[Tab]:
+    async with browser.tab(f"{whole_stack.door.http}/") as page:
         await page.size(1280, 800)
         await page.until("document.getElementById('state').textContent === 'ready'")
         yield page
@@ -77,7 +79,7 @@ async def set_to(page: Tab, **values: str) -> None:
         )
 
 
-async def test_a_conversation_by_keyboard(page: Tab, tmp_path: Path) -> None:
+async def test_a_conversation_by_keyboard(page: Tab) -> None:
     assert await page.look("document.activeElement.id") == "prompt"
     await tab_to(page, "SUMMARY")
     await page.press("Enter")
@@ -187,9 +189,9 @@ def own_door(whole_stack: WholeStack) -> Iterator[Door]:
 
 
 async def test_an_answer_outlives_its_gateway(
-    own_door: Door, whole_stack: WholeStack, tmp_path: Path
+    browser: Browser, own_door: Door, whole_stack: WholeStack
 ) -> None:
-    async with tab(tmp_path / "profile", f"{own_door.http}/") as page:
+    async with browser.tab(f"{own_door.http}/") as page:
         # Ended in order it says so to who listens: that is no end of the answer.
         with frozen(whole_stack):
             await asked(page)

@@ -14,15 +14,17 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.browser import CHROMIUM, Site, chromium
+from tests.support.browser import CHROMIUM, Site
 from tests.support.gateway_stack import MODEL, Stack, running_stack
 from tests.support.node_sdk import installed
+from tests.support.tab import Browser
 
-# A browser takes seconds to start, and many on a machine that does other things.
+# Many on a machine that does other things.
 WAIT_S = 120.0
 
 pytestmark = [
     pytest.mark.browser,
+    pytest.mark.asyncio(loop_scope="session"),
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed: apt install chromium"),
 ]
 
@@ -104,19 +106,18 @@ def sdk_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         yield site
 
 
-async def visit(site: Site, stack: Stack, folder: Path, script: str) -> dict[str, Any]:
+async def visit(browser: Browser, site: Site, stack: Stack, script: str) -> dict[str, Any]:
     """What the site's page found out, run in a browser on the gateway's machine."""
     gateway = json.dumps(f"http://localhost:{stack.gateway.service.http_port}")
     site.page = PAGE.replace("GATEWAY", gateway).replace("SCRIPT;", script)
-    async with chromium(folder, site.origin):
+    async with browser.tab(f"{site.origin}/"):
         return await asyncio.to_thread(site.reports.get, timeout=WAIT_S)
 
 
-async def shown(url: str, folder: Path) -> str:
+async def shown(browser: Browser, url: str) -> str:
     """What a browser has of a URL after it followed the name in it."""
-    async with chromium(folder, "--dump-dom", url) as process, asyncio.timeout(WAIT_S):
-        dom, _ = await process.communicate()
-    return dom.decode()
+    async with browser.tab(url) as page:
+        return str(await page.look("document.documentElement.outerHTML"))
 
 
 @asynccontextmanager
@@ -129,10 +130,10 @@ async def serving(
 
 
 async def test_a_page_of_another_site_does_not_make_the_model_speak(
-    site: Site, tmp_path: Path, redis_url: str, cell: str
+    browser: Browser, site: Site, tmp_path: Path, redis_url: str, cell: str
 ) -> None:
     async with serving(tmp_path, redis_url, cell) as stack:
-        found = await visit(site, stack, tmp_path / "profile", ATTACK)
+        found = await visit(browser, site, stack, ATTACK)
         # The browser did send the first three; of the others it was not given leave.
         assert found == {
             "text": "opaque",
@@ -150,21 +151,26 @@ async def test_a_page_of_another_site_does_not_make_the_model_speak(
 
 @pytest.mark.parametrize(("allowed", "is_read"), [((), False), (("evil.example",), True)])
 async def test_a_name_led_to_this_machine_gets_no_answer(
-    tmp_path: Path, redis_url: str, cell: str, allowed: tuple[str, ...], is_read: bool
+    browser: Browser,
+    tmp_path: Path,
+    redis_url: str,
+    cell: str,
+    allowed: tuple[str, ...],
+    is_read: bool,
 ) -> None:
     """To the browser this is the site's own origin: its scripts may read whatever comes."""
     async with serving(tmp_path, redis_url, cell, allowed_hosts=allowed) as stack:
         url = f"http://evil.example:{stack.gateway.service.http_port}/openapi.json"
-        dom = await shown(url, tmp_path / "profile")
+        dom = await shown(browser, url)
     assert (f'"{MODEL}"' in dom) is is_read, dom[:1000]
     assert ("one of --allowed-hosts" in dom) is not is_read, dom[:1000]
 
 
 async def test_a_page_that_is_allowed_may_use_the_official_sdk(
-    sdk_site: Site, tmp_path: Path, redis_url: str, cell: str
+    browser: Browser, sdk_site: Site, tmp_path: Path, redis_url: str, cell: str
 ) -> None:
     async with serving(tmp_path, redis_url, cell, cors_origins=(sdk_site.origin,)) as stack:
-        found = await visit(sdk_site, stack, tmp_path / "profile", SDK)
+        found = await visit(browser, sdk_site, stack, SDK)
         assert (len(found.pop("id")), len(found.pop("stream_id"))) == (24, 24)
         assert found == {
             "chat": "four words are said",
@@ -179,12 +185,12 @@ async def test_a_page_that_is_allowed_may_use_the_official_sdk(
 
 
 async def test_another_page_may_not_use_it(
-    sdk_site: Site, tmp_path: Path, redis_url: str, cell: str
+    browser: Browser, sdk_site: Site, tmp_path: Path, redis_url: str, cell: str
 ) -> None:
     allowed = ("http://other.example", sdk_site.origin.replace("page.", "other."))
     async with serving(tmp_path, redis_url, cell, cors_origins=allowed) as stack:
         script = SDK.replace("dangerously", "maxRetries: 0, dangerously")
-        found = await visit(sdk_site, stack, tmp_path / "profile", script)
+        found = await visit(browser, sdk_site, stack, script)
         tries = {name: found[name] for name in ("chat", "stream", "models", "conflict")}
         assert set(tries.values()) == {"Error"}, found
         assert found["refusal"][0] == "APIConnectionError"

@@ -1,13 +1,9 @@
 """A real browser, and web servers of other sites whose pages it shows."""
 
-import asyncio
 import json
 import os
 import queue
 import shutil
-import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -62,24 +58,12 @@ class Site:
         self._thread.join()
 
 
-@asynccontextmanager
-async def chromium(folder: Path, *arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A headless browser, ended with all its processes."""
+def command(folder: Path) -> list[str]:
+    """Of a headless browser that keeps its things in this folder."""
     assert CHROMIUM is not None
     flags = ["--headless=new", "--disable-gpu", "--no-first-run", f"--user-data-dir={folder}"]
     flags += ["--host-resolver-rules=MAP *.example 127.0.0.1", "--disable-dev-shm-usage"]
     if os.geteuid() == 0:
         # Chromium's own sandbox refuses to run for root.
         flags.append("--no-sandbox")
-    process = await asyncio.create_subprocess_exec(
-        *(CHROMIUM, *flags, *arguments),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
-        yield process
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
+    return [CHROMIUM, *flags]

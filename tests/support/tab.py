@@ -1,4 +1,4 @@
-"""A page in a real browser, driven as a person would: by keys, clicks and looks.
+"""Pages in a real browser, driven as a person would: by keys, clicks and looks.
 
 Chromium's own protocol over a pipe (`--remote-debugging-pipe`): messages of JSON that end with a
 zero byte.
@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from tests.support.browser import CHROMIUM
+from tests.support.browser import command
 
 WAIT_S = 60.0
 POLL_S = 0.03
@@ -30,20 +30,13 @@ MESSAGE_BYTES_MAX = 64 << 20
 class Tab:
     """One page. `troubles` is what its console said that is an error."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
-        self._ids = itertools.count(1)
-        self._waiting: dict[int, asyncio.Future[Any]] = {}
-        self._session: dict[str, str] = {}
+    def __init__(self, browser: "Browser", session_id: str, context_id: str) -> None:
+        self._browser = browser
+        self._session_id = session_id
+        self._context_id = context_id
         self.troubles: list[str] = []
 
     async def open(self, url: str) -> None:
-        target = await self._call("Target.createTarget", url="about:blank")
-        attached = await self._call(
-            "Target.attachToTarget", targetId=target["targetId"], flatten=True
-        )
-        self._session = {"sessionId": attached["sessionId"]}
         for domain in ("Page", "Runtime", "Log"):
             await self._call(f"{domain}.enable")
         await self._call("Performance.enable", timeDomain="threadTicks")
@@ -119,7 +112,10 @@ class Tab:
 
     async def downloads(self, folder: Path) -> None:
         """Files that the page gives away go there."""
-        await self._call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
+        asked = {"behavior": "allow", "downloadPath": str(folder)}
+        await self._browser.call(
+            "Browser.setDownloadBehavior", browserContextId=self._context_id, **asked
+        )
 
     async def choose(self, id: str, path: Path) -> None:
         """A file, for the field with this id."""
@@ -140,9 +136,53 @@ class Tab:
         return base64.b64decode(found["data"])
 
     async def _call(self, method: str, **parameters: Any) -> Any:
+        return await self._browser.call(method, self._session_id, **parameters)
+
+    def hear(self, method: str, told: dict[str, Any]) -> None:
+        """What the page says of itself."""
+        match method:
+            case "Runtime.exceptionThrown":
+                self.troubles.append(json.dumps(told["exceptionDetails"])[:500])
+            case "Runtime.consoleAPICalled" if told["type"] == "error":
+                self.troubles.append(json.dumps(told["args"])[:500])
+            case "Log.entryAdded" if told["entry"]["level"] == "error":
+                entry = told["entry"]
+                self.troubles.append(f"{entry['text']} {entry.get('url', '')}")
+
+
+class Browser:
+    """Chromium. Each tab is of a person of its own: none sees what another has stored."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._ids = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._tabs: dict[str, Tab] = {}
+
+    @asynccontextmanager
+    async def tab(self, url: str) -> AsyncIterator[Tab]:
+        made = await self.call("Target.createBrowserContext")
+        of_context = {"browserContextId": made["browserContextId"]}
+        try:
+            target = await self.call("Target.createTarget", url="about:blank", **of_context)
+            attached = await self.call(
+                "Target.attachToTarget", targetId=target["targetId"], flatten=True
+            )
+            session_id = attached["sessionId"]
+            page = self._tabs[session_id] = Tab(self, session_id, made["browserContextId"])
+            await page.open(url)
+            yield page
+        finally:
+            await self.call("Target.disposeBrowserContext", **of_context)
+
+    async def call(self, method: str, session_id: str = "", **parameters: Any) -> Any:
+        """What it answers; AssertionError: it refuses, or has ended."""
+        assert not self._reader.at_eof(), "the browser has ended"
         id = next(self._ids)
         future = self._waiting[id] = asyncio.get_running_loop().create_future()
-        message = {"id": id, "method": method, "params": parameters, **self._session}
+        session = {"sessionId": session_id} if session_id else {}
+        message = {"id": id, "method": method, "params": parameters, **session}
         self._writer.write(json.dumps(message).encode() + b"\0")
         async with asyncio.timeout(WAIT_S):
             return await future
@@ -154,15 +194,8 @@ class Tab:
                 self._heard(json.loads((await self._reader.readuntil(b"\0"))[:-1]))
 
     def _heard(self, message: dict[str, Any]) -> None:
-        told = message.get("params", {})
-        match message.get("method"):
-            case "Runtime.exceptionThrown":
-                self.troubles.append(json.dumps(told["exceptionDetails"])[:500])
-            case "Runtime.consoleAPICalled" if told["type"] == "error":
-                self.troubles.append(json.dumps(told["args"])[:500])
-            case "Log.entryAdded" if told["entry"]["level"] == "error":
-                entry = told["entry"]
-                self.troubles.append(f"{entry['text']} {entry.get('url', '')}")
+        if (page := self._tabs.get(message.get("sessionId", ""))) is not None:
+            page.hear(message.get("method", ""), message.get("params", {}))
         future = self._waiting.pop(message.get("id", 0), None)
         if future is not None and not future.done():
             if "error" in message:
@@ -172,19 +205,14 @@ class Tab:
 
 
 @asynccontextmanager
-async def tab(folder: Path, url: str) -> AsyncIterator[Tab]:
-    """A headless browser with this page, ended with all its processes."""
-    assert CHROMIUM is not None
+async def browsing(folder: Path) -> AsyncIterator[Browser]:
+    """A headless browser that keeps its things in this folder, ended with all its processes."""
     theirs_in, ours_out = os.pipe()
     ours_in, theirs_out = os.pipe()
-    flags = ["--headless=new", "--disable-gpu", "--no-first-run", f"--user-data-dir={folder}"]
-    flags += ["--disable-dev-shm-usage", "--remote-debugging-pipe", "about:blank"]
-    if os.geteuid() == 0:
-        # Chromium's own sandbox refuses to run for root.
-        flags.insert(0, "--no-sandbox")
     process = await asyncio.create_subprocess_exec(
         # Other shells take descriptors of one digit only.
-        *("bash", "-c", f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}', "bash", CHROMIUM, *flags),
+        *("bash", "-c", f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}', "bash"),
+        *(*command(folder), "--remote-debugging-pipe", "about:blank"),
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.DEVNULL,
         pass_fds=(theirs_in, theirs_out),
@@ -199,14 +227,20 @@ async def tab(folder: Path, url: str) -> AsyncIterator[Tab]:
     transport, writing = await loop.connect_write_pipe(
         asyncio.streams.FlowControlMixin, os.fdopen(ours_out, "wb")
     )
-    page = Tab(reader, asyncio.StreamWriter(transport, writing, reader, loop))
-    listening = asyncio.create_task(page.listen())
+    browser = Browser(reader, asyncio.StreamWriter(transport, writing, reader, loop))
+    listening = asyncio.create_task(browser.listen())
     try:
-        await page.open(url)
-        yield page
+        yield browser
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
         listening.cancel()
         transport.close()
+
+
+@asynccontextmanager
+async def tab(folder: Path, url: str) -> AsyncIterator[Tab]:
+    """This page, in a browser of its own."""
+    async with browsing(folder) as browser, browser.tab(url) as page:
+        yield page
