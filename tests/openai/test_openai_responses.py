@@ -269,6 +269,11 @@ def test_the_same_key_is_the_same_response(client: OpenAI) -> None:
         ("input.0", "must be an object", {"input": [7]}),
         ("input.0.content", "a string or a list of text parts", {"input": [SAID | {"content": 7}]}),
         ("input.1.role", "is required", {"input": [SAID, {"content": "x"}]}),
+        (
+            "input.1.role",
+            "must not be tool: what came of a call is an item of type function_call_output",
+            {"input": [SAID, {"role": "tool", "content": "x"}]},
+        ),
         ("input.1.name", "not a known field", {"input": [SAID, SAID | {"name": "me"}]}),
         (
             "input.1.type",

@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import BeforeValidator, Discriminator, Tag
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Tag
 from pydantic_core import PydanticCustomError
 
 from gateway.http.json_body import cut
@@ -74,11 +74,18 @@ InputPart = Annotated[
 InputContent = str | Annotated[list[InputPart], FAIL_FAST]
 
 
+def _speaks(role: str) -> str:
+    if role == "tool":
+        rule = "must not be tool: what came of a call is an item of type function_call_output"
+        raise PydanticCustomError("role", rule)
+    return role
+
+
 class InputMessage(RequestBody):
     """A turn, also as an answer has it: then `id`, `status` and `phase` say nothing."""
 
     type: Literal["message"] = "message"
-    role: str
+    role: Annotated[str, AfterValidator(_speaks)]
     content: InputContent
     id: str | None = None
     status: str | None = None
