@@ -41,7 +41,7 @@ from scheduler_svc.timeline_track import (
     WORKER_LOST,
     Phase,
 )
-from tests.sim.test_scheduler_sim import COMBINATIONS, World
+from tests.sim.test_scheduler_sim import COMBINATIONS, World, shared
 
 EPOCH = 7
 BETWEEN_STEPS = (Phase.QUEUE, Phase.PREFILL)
@@ -225,7 +225,10 @@ def live(seed: int, **more: Any) -> Journaled:
     return world
 
 
-@pytest.mark.parametrize("windows", [(None,), (None, 12), (5, 30)], ids=str)
+WINDOWS = ((None,), (None, 12), (5, 30))
+
+
+@pytest.mark.parametrize("windows", [WINDOWS[index] for index in shared(range(3))], ids=str)
 def test_all_that_a_life_was_made_of_stands_in_its_records(
     windows: tuple[int | None, ...],
 ) -> None:
@@ -237,7 +240,7 @@ def test_all_that_a_life_was_made_of_stands_in_its_records(
     assert any(why.startswith(PREEMPTED) for why in whys)
 
 
-@pytest.mark.parametrize("index", range(0, len(COMBINATIONS), 3))
+@pytest.mark.parametrize("index", shared(range(0, len(COMBINATIONS), 3)))
 def test_under_other_rules(index: int) -> None:
     """Flex requests give way, too."""
     live(1000 + index, knobs=COMBINATIONS[index])

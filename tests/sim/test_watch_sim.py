@@ -15,7 +15,7 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.workers import Worker
 from scheduler_svc.live_view import WAITING_SHOWN_MAX, Moment, View, look
 from scheduler_svc.live_view_wire import changes_to_proto
-from tests.sim.test_scheduler_sim import World
+from tests.sim.test_scheduler_sim import World, shared
 from tests.support.combinations import covering
 
 SEEDS = 12
@@ -114,12 +114,12 @@ def watched(seed: int, knobs: Mapping[str, Any] | None = None, **options: Any) -
     return world
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", shared(range(SEEDS)))
 def test_what_watchers_know_is_the_core(seed: int) -> None:
     watched(seed)
 
 
-@pytest.mark.parametrize("seed", range(SEEDS // 3))
+@pytest.mark.parametrize("seed", shared(range(SEEDS // 3)))
 @pytest.mark.parametrize("windows", [(None, 12), (5, 30)], ids=str)
 def test_the_kv_map_of_several_layer_groups_is_whole(
     seed: int, windows: tuple[int | None, ...]
@@ -128,6 +128,6 @@ def test_the_kv_map_of_several_layer_groups_is_whole(
     watched(seed, windows=windows, slot_tokens_max=3)
 
 
-@pytest.mark.parametrize("index", range(6))
+@pytest.mark.parametrize("index", shared(range(6)))
 def test_whatever_the_rules(index: int) -> None:
     watched(index, list(covering())[index])
