@@ -17,7 +17,7 @@ from kaiten.cli.mistakes import explained
 from kaiten.local import services
 from kaiten.local.part_options import GatewayOptions, WorkerOptions
 from kaiten.local.scheduling import Scheduling
-from kaiten.start_error import StartError
+from kaiten.start_error import StartError, expanded
 from kaiten.tls_options import NO_TLS, TlsOptions
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def serve(
 
     options = stack.ServeOptions(
         model=model_source.resolve(model, served_model_name, revision),
-        data_dir=data_dir.expanduser().resolve(),
+        data_dir=expanded(data_dir).resolve(),
         host=host,
         grpc_port=grpc_port,
         http_port=http_port,

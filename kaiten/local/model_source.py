@@ -7,7 +7,7 @@ from typing import Final
 
 from kaiten.local.model_identity import digest
 from kaiten.mini import CHECKPOINT
-from kaiten.start_error import StartError
+from kaiten.start_error import StartError, expanded
 
 SHIPPED_NAME: Final = "kaiten-mini"
 # Never pickles, never code.
@@ -49,7 +49,7 @@ def resolve(
 
     `revision`: a branch, tag or commit of the latter; None: its main branch.
     """
-    if revision is not None and (model is None or Path(model).expanduser().exists()):
+    if revision is not None and (model is None or expanded(Path(model)).exists()):
         raise StartError(
             "--revision is of a model of the hub, and this one is a folder here",
             "leave it out, or give an id such as owner/name",
@@ -60,7 +60,7 @@ def resolve(
                 f"{CHECKPOINT} is missing", "name a model: kaiten serve FOLDER_OR_HUB_ID"
             )
         return _checked(CHECKPOINT, served_name or SHIPPED_NAME)
-    folder = Path(model).expanduser()
+    folder = expanded(Path(model))
     if folder.exists():
         return _checked(folder.resolve(), served_name or folder.resolve().name)
     if HUB_ID.fullmatch(model) and not model.startswith("."):

@@ -12,6 +12,8 @@ from typing import Annotated, Any, Final, Literal
 
 from cyclopts import Parameter, Token, convert
 
+from kaiten.start_error import expanded
+
 # The words of PyTorch, which vLLM takes, and of compressed-tensors and NNCF.
 DTYPES: Final[Mapping[str, str]] = {
     "bfloat16": "bf16",
@@ -194,5 +196,5 @@ def _flags(options: WorkerOptions | GatewayOptions) -> Iterator[tuple[str, objec
     for field in fields(options):
         value = getattr(options, field.name)
         if isinstance(value, Path):
-            value = value.expanduser().resolve()
+            value = expanded(value).resolve()
         yield f"--{field.name.replace('_', '-')}", value

@@ -19,7 +19,7 @@ from kaiten.cli import app, display, ready, serve
 from kaiten.local import model_source, store
 from kaiten.local.child import Child, ChildSpec
 from kaiten.local.model_source import ModelSource
-from kaiten.local.part_options import GatewayOptions, WorkerOptions
+from kaiten.local.part_options import GatewayOptions, WorkerOptions, flags_of
 from kaiten.local.private import NAME_BYTES_MAX, SOCKET_PATH_BYTES_MAX, socket_folder
 from kaiten.local.scheduling import Scheduling
 from kaiten.local.stack import ServeOptions, Stack, planned_stack
@@ -130,6 +130,13 @@ def test_a_folder_without_a_model_is_refused(
 ) -> None:
     with pytest.raises(StartError, match=said):
         model_source.resolve(str(checkpoint(tmp_path / "m", *names)))
+
+
+def test_a_home_of_nobody_is_told_in_a_sentence() -> None:
+    with pytest.raises(StartError, match=r"^~nobody-here/m: nobody here has this home folder"):
+        model_source.resolve("~nobody-here/m")
+    with pytest.raises(StartError, match=r"^~nobody-here/k"):
+        flags_of(GatewayOptions(api_keys_file=Path("~nobody-here/k")))
 
 
 def test_a_pipe_is_no_file_of_a_model(tmp_path: Path) -> None:
