@@ -12,10 +12,12 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from kaiten.v1.archive_pb2 import ArchiveChunk, ArchivedRequest, ArchiveEntry
 from kaiten.v1.ledger_pb2 import (
+    ExpireInput,
     JournalRecord,
     PlanInput,
     SubmitInput,
     SubmitRecord,
+    ThrottledChange,
     WorkerJoinedInput,
 )
 from kaiten.v1.scheduler_service_pb2 import ReplayTimelineResponse
@@ -35,7 +37,7 @@ from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.starting_point import StartingPoints
 from scheduler_svc.timeline import Timelines
 from scheduler_svc.timeline_intervals import timelines_of
-from scheduler_svc.timeline_track import NOT_ARCHIVED
+from scheduler_svc.timeline_track import BEHIND, NOT_ARCHIVED
 from tests.compat.release import RELEASES
 from tests.support.cell import spec
 from tests.unit.ledger.test_archive import until_written
@@ -331,6 +333,25 @@ def test_what_a_later_version_knows_ends_no_answer() -> None:
     assert recorded.feed(record) == "it has an input that only a later version knows"
     (told,) = timelines_of(timelines.snapshot("t:4", now_ns=10))
     assert told.intervals[-1].why == "unknown reason 77"
+
+
+def test_who_was_throttled_under_the_leader_before_is_not_under_the_next() -> None:
+    joined = WorkerJoinedInput(worker_id="w", worker=described(spec()))
+    first, next = JournalRecord(epoch=1, seq=1), JournalRecord(epoch=2, seq=2)
+    for record, tenant in ((first, "a"), (next, "b")):
+        record.inputs.add(now_ns=record.seq * 10, worker_joined=joined)
+        change = ThrottledChange(begun=[tenant])
+        record.inputs.add(now_ns=record.seq * 10 + 1, expire=ExpireInput(), throttled=change)
+    next.inputs.add(now_ns=22, submit=SubmitInput(sequence_id=4, arrived_ns=22))
+    timelines = Timelines()
+    recorded = Recorded(timelines)
+    assert recorded.feed(first) == ""
+    request = ArchivedRequest(sequence_id=4, entry_id="0-0")
+    request.submit.id, request.submit.n, request.submit.tenant = "a:4", 1, "a"
+    recorded.take_in(request)
+    assert recorded.feed(next) == ""
+    (told,) = timelines_of(timelines.snapshot("a:4", now_ns=30))
+    assert told.intervals[-1].why == BEHIND
 
 
 def test_who_lived_across_a_hole_is_told_of_on_both_sides(story: Story) -> None:
