@@ -58,19 +58,27 @@ class Runs {
   Left left_[kMost];
 };
 
-// Calls work(i, next, is_new) for every i in [0, count), each once; items may differ in cost. `next` is what the same
-// thread probably takes after this one (-1: nothing), so that it can fetch ahead; `is_new`: it was not told of this one.
-template <class F>
-void for_each_ahead(int64_t count, bool is_worth_threads, const F& work) {
+// Calls work(own, i, next, is_new) for every i in [0, count), each once; items may differ in cost. `own` is what begin() gave
+// this thread; `next` what it probably takes after this one (-1: nothing), so that it can fetch ahead; `is_new`: it was not
+// told of this one.
+template <class Begin, class F>
+void for_each_ahead(int64_t count, bool is_worth_threads, const Begin& begin, const F& work) {
   const int64_t threads = is_worth_threads ? std::min(threads_max, count) : 1;
   Runs runs(count, threads);
   std::atomic<int64_t> begun{0};
   together(threads, [&] {
-    const int64_t own = begun++;
+    const int64_t run = begun++;
+    auto own = begin();
     int64_t foretold = -1;
-    for (Runs::Taken t = runs.take(own); t.item >= 0; foretold = t.next, t = runs.take(own))
-      work(t.item, t.next, t.item != foretold);
+    for (Runs::Taken t = runs.take(run); t.item >= 0; foretold = t.next, t = runs.take(run))
+      work(own, t.item, t.next, t.item != foretold);
   });
+}
+
+template <class F>
+void for_each_ahead(int64_t count, bool is_worth_threads, const F& work) {
+  for_each_ahead(count, is_worth_threads, [] { return nullptr; },
+                 [&](auto, int64_t i, int64_t next, bool is_new) { work(i, next, is_new); });
 }
 
 template <class F>

@@ -80,7 +80,7 @@ void linear(const Linear& given) {
   const Linear a = as_tiles_read(given);
   if (a.scales) return linear_int8(a);
   if (a.is_int4) return linear_int4(a);
-  for_each_panel(a, multiply<Plain>);
+  multiply_all<Plain>(a);
 }
 
 }  // namespace kaiten

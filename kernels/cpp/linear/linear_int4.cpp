@@ -157,7 +157,7 @@ void pack_int4(const PackInt4& a) {
 }
 
 void linear_int4(const Linear& a) {
-  for_each_panel(a, multiply<Int4>);
+  multiply_all<Int4>(a);
 }
 
 }  // namespace kaiten

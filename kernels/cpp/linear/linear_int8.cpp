@@ -35,7 +35,7 @@ void linear_int8(const Linear& a) {
       multiply_two<Codes>(a, 2 * i, next < 0 ? -1 : 2 * next);
     });
   }
-  for_each_panel(a, multiply<Codes>);
+  multiply_all<Codes>(a);
 }
 
 }  // namespace kaiten

@@ -31,6 +31,8 @@ constexpr int kLine = 64;
 constexpr int kFetchedAtOnce = KAITEN_AMX ? 4 : 1;
 constexpr int64_t kSerialFlops = 1 << 17;
 constexpr int64_t kPartRows = 128;     // 0.2 ms against the widest panel of a small model
+// 512 rows of 2,048 inputs against 768 outputs: 0.75 ms as one, 0.64 as two (bf16, two threads, Sapphire Rapids, 2026-11-27).
+constexpr int64_t kBlockBytes = 1 << 20;
 
 // What tiles multiply where x is of T: pairs of bfloat16 if the processor does, else float32. x is widened once per call.
 template <class T>
@@ -371,21 +373,39 @@ void multiply_two(const Linear& a, int64_t panel, int64_t next) {
   write(panel_of<T>(a, panel + 1), other_sums, out + kPanel);
 }
 
-// Calls multiply(part, panel, next, is_new) for all panels against all rows. Many rows are cut in parts of about
-// kPartRows, one after the other against the same panel, so that no thread waits long for another's last.
-template <class F>
-void for_each_panel(const Linear& a, const F& multiply) {
-  const int64_t parts = std::max<int64_t>(1, (a.rows + kPartRows / 2) / kPartRows);
+// The rows [first, end) of it.
+inline Linear rows_of(const Linear& a, int64_t first, int64_t end) {
   const int64_t size = a.is_bf16 ? sizeof(bf16) : sizeof(float), x_size = a.is_bf16 ? sizeof(Factor<bf16>) : sizeof(float);
-  const bool is_worth_threads = a.rows * a.in * a.out > kSerialFlops;
-  for_each_ahead(panels_of(a.out) * parts, is_worth_threads, [&](int64_t i, int64_t next, bool is_new) {
-    const int64_t panel = i / parts, following = next < 0 ? -1 : next / parts;
-    const int64_t begin = a.rows * (i % parts) / parts, end = a.rows * (i % parts + 1) / parts;
-    Linear part = a;
-    part.x = static_cast<const char*>(a.x) + begin * a.in * x_size;
-    part.y = static_cast<char*>(a.y) + begin * a.out * size;
-    part.rows = end - begin;
-    multiply(part, panel, following == panel ? -1 : following, is_new);
+  Linear some = a;
+  some.x = static_cast<const char*>(a.x) + first * a.in * x_size;
+  some.y = static_cast<char*>(a.y) + first * a.out * size;
+  some.rows = end - first;
+  return some;
+}
+
+// Calls multiply(own, part, panel, next, is_new) for all panels against all rows; `own` is what begin() gave a thread. Every
+// panel reads all of x, so of more than stays in a core's own cache a block comes after the other. Many rows of a block are
+// cut in parts of about kPartRows, one after the other against the same panel, so that no thread waits long for another's last.
+template <class Begin, class F>
+void for_each_part(const Linear& given, const Begin& begin, const F& multiply) {
+  const int64_t x_bytes = given.in * int64_t(given.is_bf16 ? sizeof(Factor<bf16>) : sizeof(float));
+  const int64_t most = std::max(kPartRows, kBlockBytes / x_bytes), blocks = (given.rows + most - 1) / most;
+  for (int64_t block = 0; block < blocks; ++block) {
+    const Linear a = rows_of(given, given.rows * block / blocks, given.rows * (block + 1) / blocks);
+    const int64_t parts = std::max<int64_t>(1, (a.rows + kPartRows / 2) / kPartRows);
+    const bool is_worth_threads = a.rows * a.in * a.out > kSerialFlops;
+    for_each_ahead(panels_of(a.out) * parts, is_worth_threads, begin, [&](auto& own, int64_t i, int64_t next, bool is_new) {
+      const int64_t panel = i / parts, following = next < 0 ? -1 : next / parts;
+      const Linear part = rows_of(a, a.rows * (i % parts) / parts, a.rows * (i % parts + 1) / parts);
+      multiply(own, part, panel, following == panel ? -1 : following, is_new);
+    });
+  }
+}
+
+template <class F>
+void for_each_part(const Linear& a, const F& multiply) {
+  for_each_part(a, [] { return nullptr; }, [&](auto, const Linear& part, int64_t panel, int64_t next, bool is_new) {
+    multiply(part, panel, next, is_new);
   });
 }
 

@@ -52,9 +52,13 @@ def test_result_and_rows(
 
 
 @pytest.mark.parametrize("threads_used", [1, 3])
-def test_a_row_among_many_is_the_row_alone(threads_used: int) -> None:
-    """Many rows are computed in parts, by whichever thread is free."""
-    layer, x, _, _ = make(96, 257, torch.float32, "native", has_bias=True)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("in_features", [96, 2048])
+def test_a_row_among_many_is_the_row_alone(
+    in_features: int, dtype: torch.dtype, threads_used: int
+) -> None:
+    """Many rows are computed in parts, by whichever thread is free; wide ones in blocks of them."""
+    layer, x, _, _ = make(in_features, 257, dtype, "native", has_bias=True)
     torch.set_num_threads(threads_used)
     many = x.repeat(5, 1)[:517].contiguous()
     assert torch.equal(layer(many), layer(x).repeat(5, 1)[:517])
