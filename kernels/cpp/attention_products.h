@@ -79,6 +79,8 @@ class Tiles {
   void multiply(int rows, int columns, const Product& p) {
     const int tail = p.steps % kTileSteps;
     shape(rows, tail);
+    // Awake before the sums are there (16 rows x 1024: 12.7 ms, so 10.9).
+    _tile_stored(0, nowhere(), sizeof(VF));
     stored_for_tiles();
     begin(columns, p);
     const int64_t a_bytes = p.a_stride * sizeof(float), b_bytes = p.b_stride * sizeof(VF);
@@ -125,7 +127,7 @@ class Tiles {
 
  private:
   void shape(int rows, int tail) {
-    if (rows == rows_ && tail == tail_) return;
+    if (rows == rows_ && (tail == 0 || tail == tail_)) return;
     rows_ = rows, tail_ = tail;
     TileConfig config;
     for (int c = 0; c < kColumns; ++c) config.shape(c, rows, sizeof(VF));

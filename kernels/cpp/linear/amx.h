@@ -24,11 +24,11 @@ inline bool takes_tiles(const Linear& a) { return a.is_bf16 && a.in % kTileInput
 
 // A thread's tiles: 0 to 2 are sums of some rows, 3 to 5 of as many others, 6 their x, 7 weights. To shape them takes as long
 // as fifty products, and waits for those before.
-class Tiles {
+class LinearTiles {
  public:
-  Tiles() = default;
-  Tiles(const Tiles&) = delete;
-  ~Tiles() {
+  LinearTiles() = default;
+  LinearTiles(const LinearTiles&) = delete;
+  ~LinearTiles() {
     if (height_ > 0) _tile_release();
   }
 
@@ -46,11 +46,9 @@ class Tiles {
   int64_t height_ = 0;
 };
 
-// What stores tiles sleeps after some 2,000 cycles without one, and takes 1,000 to wake, the sums waiting: 24 steps of six
-// products and their stores took 3,350 cycles, and 2,380 with a store of nobody's in between (Sapphire Rapids, 2026-11-27).
+// Every few steps of a sum, which take that long when memory is slow.
 inline void keep_stores_awake(int64_t k) {
-  static thread_local VF nowhere[kTileSteps * kAcrossBytes / sizeof(VF)];
-  if (k % (4 * kTileInputs) == 0) _tile_stored(7, nowhere, kAcrossBytes);
+  if (k % (4 * kTileInputs) == 0) _tile_stored(7, nowhere(), kAcrossBytes);
 }
 
 // The next kTileSteps steps as tiles take them, a row of a tile being a step.
@@ -233,7 +231,7 @@ void multiply_two_as_tiles(const Linear& a, int64_t panel, int64_t next) {
 }
 
 template <template <class> class Kept>
-void multiply_in_tiles(Tiles& tiles, const Linear& a, int64_t panel, int64_t next, bool is_new) {
+void multiply_in_tiles(LinearTiles& tiles, const Linear& a, int64_t panel, int64_t next, bool is_new) {
   constexpr int kRowsMax = 2 * kTileRows;
   constexpr int kLines = (kTileSteps * Kept<bf16>::kStepBytes + kLine - 1) / kLine;
   alignas(64) float sums[kRowsMax * kPanel];
@@ -285,7 +283,7 @@ void multiply_two(const Linear& a, int64_t panel, int64_t next) {
 template <template <class> class Kept>
 void multiply_all(const Linear& a) {
 #if KAITEN_AMX
-  if (takes_tiles(a) && a.rows > kFewRows) return for_each_part(a, [] { return Tiles(); }, multiply_in_tiles<Kept>);
+  if (takes_tiles(a) && a.rows > kFewRows) return for_each_part(a, [] { return LinearTiles(); }, multiply_in_tiles<Kept>);
 #endif
   for_each_part(a, multiply<Kept>);
 }
