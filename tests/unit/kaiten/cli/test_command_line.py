@@ -261,7 +261,7 @@ def test_a_role_takes_its_own_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     ]:
         with pytest.raises(SystemExit):
             cli.main(line)
-        assert seen.pop() == [sys.executable, "-P", "-m", module, *line[1:]]
+        assert seen.pop() == [sys.executable, "-P", "-m", "kaiten.part", module, *line[1:]]
 
 
 @pytest.mark.parametrize(
