@@ -67,7 +67,9 @@ async def test_sixty_four_ragged_requests_on_two_workers(tmp_path: Path) -> None
 
 async def test_too_few_blocks_for_all_preempts_and_loses_nothing(tmp_path: Path) -> None:
     worker_flags = {"kv_blocks": 16, "block_size": 4, "context_tokens": 64}
-    async with Cluster(tmp_path, workers=0) as cluster:
+    # Nobody comes who holds more.
+    flags = {"misfit_wait_s": 1}
+    async with Cluster(tmp_path, workers=0, scheduler_flags=flags) as cluster:
         # All are there before anybody runs, or each might be over before the next one comes.
         answers = await cluster.submit_many(8, prompt_tokens=9, max_tokens=30)
         too_long = await cluster.submit(prompt_tokens=20, max_tokens=45)
