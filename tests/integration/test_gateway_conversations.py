@@ -12,10 +12,11 @@ from redis.asyncio import Redis
 from redis.exceptions import NoScriptError
 
 from gateway.openai.conversations import keeper
+from gateway.openai.responses.stored import StoredResponse
 from ledger.batches.conversations import KeptConversation
 from ledger.scripts import CONVERSATION_DROP, CONVERSATION_KEEP, FILE_DROP, FORGET
 from ledger.servers.connections import Command
-from service_kit.errors import Unavailable
+from service_kit.errors import DataLoss, Unavailable
 from tests.support.gateway_stack import WAIT_S, Stack, running_stack, until
 from tests.support.store_server import StoreServer
 
@@ -172,11 +173,42 @@ async def test_what_nobody_looks_at_gets_into_its_conversation_all_the_same(
             assert await said_in(http, talk) == []
 
 
-async def begun(http: httpx.AsyncClient, **asked: Any) -> tuple[str, httpx.Response]:
-    """A conversation, and what answers a response in it that is called `it`."""
+async def test_what_cannot_be_looked_at_keeps_no_other_from_its_conversation(
+    tmp_path: Path, redis_url: str, cell: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper, "LOOK_S", 0.02)
+    found = StoredResponse.find
+
+    async def damaged(api: Any, tenant: Any, id: str) -> StoredResponse:
+        if id == "resp_bad":
+            raise DataLoss("its result cannot be read")
+        return await found(api, tenant, id)
+
+    monkeypatch.setattr(StoredResponse, "find", damaged)
+    async with (
+        running_stack(tmp_path / "model", redis_url, cell) as stack,
+        httpx.AsyncClient(base_url=stack.gateway.http_url, timeout=WAIT_S) as http,
+    ):
+        stack.says("Hi")
+        stack.scheduler.is_open.clear()
+        bad, _ = await begun(http, "bad", background=True)
+        await begun(http, background=True)
+        waiting = stack.ledger.conversations.waiting
+        assert [each.request_id for each in await waiting()] == ["bad", "it"], "the worse first"
+        stack.scheduler.is_open.set()
+        async with asyncio.timeout(WAIT_S):
+            while len(await waiting()) > 1:  # noqa: ASYNC110 - it is in the store
+                await asyncio.sleep(0.005)
+        assert await waiting() == [("default", bad.rpartition("/")[2], "bad")]
+
+
+async def begun(
+    http: httpx.AsyncClient, name: str = "it", **asked: Any
+) -> tuple[str, httpx.Response]:
+    """A conversation, and what answers a response in it of this name."""
     talk = f"/v1/conversations/{(await http.post('/v1/conversations', json={})).json()['id']}"
     body = {"input": "x", "conversation": talk.rpartition("/")[2], **asked}
-    named = {"idempotency-key": "it"}
+    named = {"idempotency-key": name}
     return talk, await http.post("/v1/responses", json=body, headers=named)
 
 

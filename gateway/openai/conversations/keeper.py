@@ -11,11 +11,11 @@ from typing import Final
 
 import structlog
 
-from gateway.openai.conversations.stored import StoredConversation
+from gateway.openai.conversations.stored import Contended, StoredConversation
 from gateway.openai.operation import Api
 from gateway.tenants import Keyring
 from ledger.batches.conversations import Waiting
-from service_kit.errors import KaitenError, NotFound
+from service_kit.errors import KaitenError, NotFound, Unavailable
 
 log = structlog.get_logger()
 
@@ -51,7 +51,11 @@ class ConversationKeeper:
             await StoredConversation.find(self._api, self._keyring.named(each.tenant), each.id)
         except NotFound:
             await self._api.link.ledger.conversations.let_go(each.tenant, each.id)
-        except KaitenError:
+        except Contended:
+            # Whoever changes it looks at it.
+            pass
+        except Unavailable:
             raise
         except Exception as error:
+            # Of this one; those behind it are looked at all the same.
             log.error("conversation.crashed", conversation=each.id, exc_info=error)
