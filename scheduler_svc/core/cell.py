@@ -113,19 +113,19 @@ class CellState:
             live.siblings.remove(sequence)
         sequence.move(State.FINISHED)
         self.preempted.pop(sequence.sequence_id, None)
-        ending = Finished(
+        live.endings[sequence.choice] = ending = Finished(
             sequence_id=sequence.sequence_id,
             reason=reason,
             num_output_tokens=sequence.num_output_tokens,
             error=error,
         )
-        live.endings[sequence.choice] = ending
         events.append(ending)
         if all(s.state is State.FINISHED for s in live.sequences):
             del self.live[live.request.sequence_id]
             for waits in (self.misfits, self.workerless):
                 waits.pop(live.request.sequence_id, None)
-            self.waiting.remove_request(live.tenant)
+            num_output_tokens = sum(s.num_output_tokens for s in live.sequences)
+            self.waiting.remove_request(live.tenant, num_output_tokens)
             events.append(_over(live, now_ns))
             # Each knows the other: nothing that is over waits for a garbage collector, and no step
             # for it.

@@ -8,7 +8,10 @@ tenant that has nothing running is never throttled, so nobody waits for ever.
 Among tenants this is start-time fair queueing, as far as the policy cares: each has a counter of
 the tokens it was served (of a prompt when it is first admitted, of the output as they are
 committed), which counts by the tenant's weight, and whoever comes back to the queue starts no lower
-than the virtual time, which is where the tenant admitted last stood.
+than the virtual time, which is where the tenant admitted last stood. With all that is served the
+virtual time moves on by each tenant's part of it, as in processor sharing (Demers et al., "Analysis
+and Simulation of a Fair Queueing Algorithm", SIGCOMM 1989): or whoever was served once would wait
+for as long as there are tenants that never were.
 """
 
 import heapq
@@ -47,7 +50,7 @@ class WaitingQueue:
         self._wait_ns_max: int | None = None
         self._weights: dict[str, int] = {}
         self._heap: list[Head] = []
-        # What the tenant admitted last had been served before.
+        # How much a tenant that never stopped asking would have been served.
         self._virtual_time = 0
         self._idle_tenants: dict[str, int] = {}
 
@@ -105,12 +108,11 @@ class WaitingQueue:
 
     def put_ahead(self, name: str, tokens: int) -> None:
         """A tenant was served so many tokens more, before this queue began."""
-        tenant = self.tenants.get(name)
-        if tenant is None:
-            self._idle_tenants[name] = tokens
-        else:
+        if tenant := self.tenants.get(name):
             tenant.served += tokens
             self._update(tenant)
+        else:
+            self._idle_tenants[name] = tokens
 
     def configure(self, order: Order, config: Config) -> None:
         """Sort everybody anew."""
@@ -127,8 +129,7 @@ class WaitingQueue:
 
     def add_request(self, request: Request) -> Tenant:
         """The tenant of a new request."""
-        tenant = self.tenants.get(request.tenant)
-        if tenant is None:
+        if (tenant := self.tenants.get(request.tenant)) is None:
             tenant = Tenant(request.tenant, self._idle_tenants.pop(request.tenant, 0))
             tenant.weight = self._weights.get(tenant.name, 1)
             self.tenants[tenant.name] = tenant
@@ -137,8 +138,9 @@ class WaitingQueue:
         self._update(tenant)
         return tenant
 
-    def remove_request(self, tenant: Tenant) -> None:
+    def remove_request(self, tenant: Tenant, num_output_tokens: int) -> None:
         """A request is over. Of a tenant without any, only its counter is kept."""
+        self._virtual_time += self._part(tenant, num_output_tokens)
         tenant.num_requests -= 1
         if tenant.num_requests:
             return
@@ -180,7 +182,9 @@ class WaitingQueue:
         self.remove(sequence)
         self._virtual_time = max(self._virtual_time, _weighted(tenant, tenant.served))
         if sequence.state is State.WAITING:
-            tenant.served += len(sequence.tokens) - num_computed_tokens
+            tokens = len(sequence.tokens) - num_computed_tokens
+            self._virtual_time += self._part(tenant, tokens)
+            tenant.served += tokens
         tenant.num_running += 1
         tenant.tokens_running += sequence.tokens_max
         self._update(tenant)
@@ -225,6 +229,10 @@ class WaitingQueue:
 
     def _rank(self, sequence: Sequence, served: int) -> Rank:
         return sequence.is_flex, self._order.share(_weighted(sequence.live.tenant, served))
+
+    def _part(self, tenant: Tenant, tokens: int) -> int:
+        """What service of one would be of each that is here, and of one who may come."""
+        return _weighted(tenant, tokens) // (len(self.tenants) + 1)
 
     def _is_promised(self, sequence: Sequence) -> bool:
         return self._wait_ns_max is not None and not sequence.is_flex

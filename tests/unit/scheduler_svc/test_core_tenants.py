@@ -196,10 +196,39 @@ def test_debts_are_remembered_of_so_many() -> None:
         )
         tenant = queue.add_request(request)
         tenant.served += 7
-        queue.remove_request(tenant)
+        queue.remove_request(tenant, 0)
     assert len(queue._idle_tenants) == IDLE_TENANTS_MAX
     assert queue.tenants == {}
     assert "0" not in queue._idle_tenants
+
+
+@pytest.mark.parametrize("weight", [1, 3])
+def test_those_who_never_came_before_do_not_starve_who_was_served(weight: int) -> None:
+    cell = Cell(spec(slots=1), policy="fair", tenant_weights=(("served", weight),))
+    cell.submit(30, 170, tenant="served")
+    cell.finish()
+    again = cell.submit(5, 5, tenant="served")
+    others, ahead = 0, 200 / 10 / weight
+    while again not in cell.endings:
+        # Up to four that wait, one that runs and one who may come share what the others are served.
+        assert others < 6 * ahead + 5
+        while len(cell.waiting()) < 3:
+            others += 1
+            cell.submit(5, 5, tenant=f"other {others}")
+        cell.turn()
+    assert others > ahead
+    cell.finish()
+
+
+def test_what_was_cancelled_before_it_ran_is_no_service() -> None:
+    cell = one_seat()
+    flood = [cell.submit(9, 9, tenant="flood") for _ in range(4)]
+    cell.turn()
+    for _ in range(50):
+        cell.cancel(cell.submit(99, 9, tenant="flood"))
+    quiet = cell.submit(9, 9, tenant="quiet")
+    assert cell.waiting()[:2] == [quiet, flood[1]]
+    assert seats(cell) == [quiet, *flood[1:]]
 
 
 def test_to_be_preempted_costs_nothing_and_hits_the_largest_tenant() -> None:
