@@ -1,4 +1,4 @@
-"""Where the time of a request went, as archives tell it from the newest starting point before it.
+"""Where the time of a request went, as archives tell it from the newest snapshot before it.
 
 What records say of every command's outcome is enough. Where an older scheduler wrote none, all is
 decided again from the beginning of the leadership, which takes seven times as long a record.
@@ -7,10 +7,10 @@ decided again from the beginning of the leadership, which takes seven times as l
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from kaiten.v1.archive_pb2 import ArchivedRequest, ArchiveEntry, ArchiveHeader, StartingPoint
+from kaiten.v1.archive_pb2 import ArchivedRequest, ArchiveEntry, ArchiveHeader, Snapshot
 from kaiten.v1.scheduler_service_pb2 import ReplayTimelineResponse
 from ledger.archive.reader import Cursor, Wanted
-from ledger.archive.writer import START_RECORDS
+from ledger.archive.writer import SNAPSHOT_RECORDS
 from scheduler_svc.core.types import SequenceId
 from scheduler_svc.recorded import Recorded
 from scheduler_svc.replay import Skipped, replay_archive
@@ -22,8 +22,8 @@ from scheduler_svc.wire import entry_time_ns
 
 Read = Callable[[Wanted], Iterator[ArchiveEntry]]
 
-# A starting point more is among so many records.
-BACK_RECORDS: Final = 2 * START_RECORDS
+# A snapshot more is among so many records.
+BACK_RECORDS: Final = 2 * SNAPSHOT_RECORDS
 # So far before a leadership the end of the one before is looked for; 0: however far.
 BACK_NS: Final = (60_000_000_000, 3_600_000_000_000, 0)
 # Of one answer.
@@ -48,8 +48,8 @@ class Asked:
                     header = entry.header
                 case "request" if not until_ns or _accepted_ns(entry.request) < until_ns:
                     self._take_in(entry.request, header)
-                case "start":
-                    self._lives_at(entry.start, header)
+                case "snapshot":
+                    self._lives_at(entry.snapshot, header)
 
     def _take_in(self, request: ArchivedRequest, header: ArchiveHeader) -> None:
         submit, first = request.submit, request.sequence_id
@@ -58,19 +58,19 @@ class Asked:
             # By the next leader.
             return
         self.ids = {*range(first, first + submit.n)}
-        self.begin = Cursor(header.epoch, request.start_seq)
+        self.begin = Cursor(header.epoch, request.snapshot_seq)
         if _accepted_ns(request) < header.unix_ns:
             self.begin = _end_of_before(self._read, header) or self.begin
 
-    def _lives_at(self, start: StartingPoint, header: ArchiveHeader) -> None:
+    def _lives_at(self, snapshot: Snapshot, header: ArchiveHeader) -> None:
         """What says that it was accepted is gone."""
-        for request in start.taken:
+        for request in snapshot.taken:
             if request.submit.id == self._id:
                 self._take_in(request, header)
-        for known in start.requests:
+        for known in snapshot.requests:
             if known.id == self._id and known.sequence_id not in self.ids:
                 self.ids = {known.sequence_id + one.choice for one in known.choices}
-                self.begin = Cursor(header.epoch, start.seq)
+                self.begin = Cursor(header.epoch, snapshot.seq)
 
     def beginnings(self) -> Iterator[Cursor]:
         """Where to begin to read; and where else, if that does not tell of all of it."""
@@ -84,16 +84,16 @@ class Asked:
             ends = entry.record.finished
             if any(end.sequence_id in self.ids and end.HasField("done") for end in ends):
                 return
-            if entry.HasField("start") and not entry.start.is_cut:
-                lives = self._is_at(entry.start)
+            if entry.HasField("snapshot") and not entry.snapshot.is_cut:
+                lives = self._is_at(entry.snapshot)
                 if is_met and not lives:
                     return
                 is_met |= lives
             is_met |= entry.request.sequence_id in self.ids
 
-    def _is_at(self, start: StartingPoint) -> bool:
-        return any(each.id == self._id for each in start.requests) or any(
-            each.submit.id == self._id for each in start.taken
+    def _is_at(self, snapshot: Snapshot) -> bool:
+        return any(each.id == self._id for each in snapshot.requests) or any(
+            each.submit.id == self._id for each in snapshot.taken
         )
 
 
@@ -102,7 +102,7 @@ def _accepted_ns(request: ArchivedRequest) -> int:
 
 
 def _back(cursor: Cursor) -> Cursor:
-    """There is a starting point more from there on."""
+    """There is a snapshot more from there on."""
     return Cursor(cursor.epoch, max(0, cursor.seq - BACK_RECORDS))
 
 
@@ -150,7 +150,7 @@ def archived_timeline(
         if _is_whole(told):
             return told
         best = best if best.choices else told
-    # As a scheduler wrote whose starting points are not known here.
+    # As a scheduler wrote whose snapshots are not known here.
     whole = Cursor(asked.begin.epoch, 0)
     return best if best.choices or whole == begin else _told(read, id, asked, whole)
 

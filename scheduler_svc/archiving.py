@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import structlog
 
-from kaiten.v1.archive_pb2 import ArchiveEntry, ArchiveHeader, StartingPoint
+from kaiten.v1.archive_pb2 import ArchiveEntry, ArchiveHeader, Snapshot
 from kaiten.v1.ledger_pb2 import FoldedTokens, JournalRecord, SubmitRecord
 from kaiten.v1.scheduler_service_pb2 import ReadArchiveRequest
 from ledger import InboxEntry, Leader
@@ -37,9 +37,9 @@ class Archive(Protocol):
     def record(self, record: JournalRecord, data: bytes = b"") -> None: ...
 
     @property
-    def wants_start(self) -> bool: ...
+    def wants_snapshot(self) -> bool: ...
 
-    def start(self, seq: int, made: Callable[[], StartingPoint]) -> None: ...
+    def snapshot(self, seq: int, made: Callable[[], Snapshot]) -> None: ...
 
 
 def check(settings: SchedulerSettings) -> None:

@@ -47,7 +47,7 @@ from scheduler_svc.renewal import Renewal
 from scheduler_svc.request_book import BookedRequest, RequestBook
 from scheduler_svc.roster import Roster
 from scheduler_svc.settings import SchedulerSettings
-from scheduler_svc.starting_point import StartingPoints
+from scheduler_svc.snapshots import Snapshots
 from scheduler_svc.store_clock import clock_offset_ns
 from scheduler_svc.timeline import Timelines
 from scheduler_svc.tracing import Tracing
@@ -100,7 +100,7 @@ class LeaderSession:
         self.traceparent_of = self._requests.traceparent_told
         self.timelines = Timelines()
         self._commits = CommitQueue(ledger, leader, settings, clock, self._on_commit, archive)
-        self._starts = StartingPoints(archive, self.timelines, self.core)
+        self._snapshots = Snapshots(archive, self.timelines, self.core)
         # Everything up to here is in the pieces that the next fold will take.
         self._fold_seq = leader.journal_seq
         self._turn_asked, self._turn_taken = asyncio.Event(), asyncio.Event()
@@ -327,7 +327,7 @@ class LeaderSession:
         self._plan(now_ns)
         self._meters.spent("plan", self._clock.monotonic_ns() - began_ns)
         self._commits.put(self._journal.overdue(now_ns))
-        self._commits.put(self._starts.due(self._journal, self._configured, now_ns))
+        self._commits.put(self._snapshots.due(self._journal, self._configured, now_ns))
         self._fold()
         if not self.core.live_count:
             self._idle_since_ns = self._clock.monotonic_ns()

@@ -9,7 +9,7 @@ would be decided again. Of commands and outcomes there is only what `Timelines` 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, cast
 
-from kaiten.v1.archive_pb2 import ArchivedRequest, StartingPoint
+from kaiten.v1.archive_pb2 import ArchivedRequest, Snapshot
 from kaiten.v1.common_pb2 import WhyPassedOver
 from kaiten.v1.ledger_pb2 import (
     CoreInput,
@@ -30,7 +30,7 @@ from scheduler_svc.core.outcome import (
     Why,
 )
 from scheduler_svc.core.types import Reason, Request, SequenceId
-from scheduler_svc.standing_wire import standing_from_proto
+from scheduler_svc.snapshot_wire import snapshot_from_proto
 from scheduler_svc.timeline import Timelines
 from scheduler_svc.timeline_track import QUEUE_STAGES, Step
 
@@ -53,7 +53,7 @@ class _LaterWhy(NamedTuple):
 
 class Recorded:
     """Tells timelines of the records it is fed, in order from the first of a leadership, or behind
-    a starting point.
+    a snapshot.
     """
 
     def __init__(self, timelines: Timelines) -> None:
@@ -63,19 +63,19 @@ class Recorded:
         self._throttled: frozenset[str] = frozenset()
         self._epoch = 0
 
-    def begin(self, start: StartingPoint, epoch: int) -> None:
+    def begin(self, snapshot: Snapshot, epoch: int) -> None:
         """What comes next stands behind this, in this leadership."""
         self._epoch, self._taken = epoch, {}
-        standing = standing_from_proto(start)
-        self._throttled = frozenset(standing.throttled_ns)
-        self._timelines.stand(standing)
-        for request in start.requests:
+        known = snapshot_from_proto(snapshot)
+        self._throttled = frozenset(known.throttled_ns)
+        self._timelines.restore(known)
+        for request in snapshot.requests:
             first, choices = request.sequence_id, [one.choice for one in request.choices]
             # There may be more, which are over.
             n = max(choices) + 1
             taken = _Taken(request.id, request.tenant, n, request.arrived_ns, first)
             self._taken.update({first + choice: taken for choice in choices})
-        for archived in start.taken:
+        for archived in snapshot.taken:
             self.take_in(archived)
 
     def take_in(self, request: ArchivedRequest) -> None:

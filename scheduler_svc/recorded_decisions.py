@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
-from kaiten.v1.archive_pb2 import ArchivedRequest, StartingPoint
+from kaiten.v1.archive_pb2 import ArchivedRequest, Snapshot
 from kaiten.v1.common_pb2 import WorkerDescription
 from kaiten.v1.ledger_pb2 import CoreInput, JournalRecord, PlanInput, ResultInput
 from scheduler_svc import wire
@@ -35,20 +35,20 @@ class RecordedDecisions:
         # Requests by the sequence ids of their choices; and back, to forget them.
         self._names: dict[SequenceId, str] = {}
 
-    def begin(self, start: StartingPoint, epoch: int) -> None:
-        self._epoch, self._policy = epoch, start.configured.policy
+    def begin(self, snapshot: Snapshot, epoch: int) -> None:
+        self._epoch, self._policy = epoch, snapshot.configured.policy
         self._workers, self._names = {}, {}
-        for told in start.workers:
+        for told in snapshot.workers:
             if told.HasField("worker"):
                 self._join(told.worker_id, told.worker)
-        for request in start.requests:
+        for request in snapshot.requests:
             for choice in request.choices:
                 sequence_id = request.sequence_id + choice.choice
                 self._names[sequence_id] = request.id
                 if choice.HasField("slot"):
-                    worker_id = start.workers[choice.worker - 1].worker_id
+                    worker_id = snapshot.workers[choice.worker - 1].worker_id
                     self._workers[worker_id].slots[choice.slot] = sequence_id
-        for archived in start.taken:
+        for archived in snapshot.taken:
             self.take_in(archived)
 
     def take_in(self, request: ArchivedRequest) -> None:

@@ -17,7 +17,7 @@ from kaiten.v1.archive_pb2 import (
     ArchiveEntry,
     ArchiveGap,
     ArchiveHeader,
-    StartingPoint,
+    Snapshot,
 )
 from kaiten.v1.common_pb2 import Leader
 from kaiten.v1.ledger_pb2 import (
@@ -37,18 +37,18 @@ from scheduler_svc.core.outcome import Event, Finished, Outcome, Plan
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.types import Request, ResultRejected, Rules, SequenceId
 from scheduler_svc.journal import plan_digest
-from scheduler_svc.standing_wire import VERSION
+from scheduler_svc.snapshot_wire import VERSION
 from scheduler_svc.timeline import Timelines
 
 Token = tuple[SequenceId, int, int]
 Told = Callable[[Command, Outcome, int, Scheduler], None]
-NO_START: Final = "no starting point that this version knows is there"
+NO_SNAPSHOT: Final = "no snapshot that this version knows is there"
 
 
 class Outcomes(Protocol):
     """Reads what records say came of every command, in order."""
 
-    def begin(self, start: StartingPoint, epoch: int) -> None: ...
+    def begin(self, snapshot: Snapshot, epoch: int) -> None: ...
 
     def take_in(self, request: ArchivedRequest) -> None: ...
 
@@ -237,7 +237,7 @@ def replay_archive(
     until the next leadership begins; nor where it is decided otherwise now, by a later version or
     another policy: what a worker answered is no answer to what it would have been told.
     `recorded`: has, in place of a core, the leaderships whose records say what came of everything,
-    and goes on at the next starting point. `behind_seq`: the first has entries from there on only.
+    and goes on at the next snapshot. `behind_seq`: the first has entries from there on only.
     """
     place = _Place(Replay(policy=policy, timelines=timelines, told=told), recorded, behind_seq)
     for entry in entries:
@@ -245,7 +245,7 @@ def replay_archive(
         if kind == "header":
             yield from place.head(entry.header)
         elif place.is_lost:
-            place.begin(entry.start)
+            place.begin(entry.snapshot)
         elif kind == "request":
             place.take_in(entry.request)
         elif kind == "record":
@@ -269,7 +269,7 @@ class _Place:
         if header.epoch == self._epoch:
             return
         if self.is_lost and not self._has_begun:
-            yield Skipped(epoch=self._epoch, seq=self._behind_seq, why=NO_START)
+            yield Skipped(epoch=self._epoch, seq=self._behind_seq, why=NO_SNAPSHOT)
         is_first, self._epoch, self._seq = not self._epoch, header.epoch, header.journal_seq
         self._reader = self._recorded if header.has_outcomes else None
         self.is_lost = is_first and self._behind_seq > header.journal_seq
@@ -277,11 +277,11 @@ class _Place:
         if not self.is_lost:
             yield from self._lose(_why_not(header, needs_tokens=self._reader is None))
 
-    def begin(self, start: StartingPoint) -> None:
+    def begin(self, snapshot: Snapshot) -> None:
         """Of another version, or none: nothing."""
-        if self._reader is not None and start.version == VERSION:
-            self._reader.begin(start, self._epoch)
-            self._seq, self.is_lost, self._has_begun = start.seq, False, True
+        if self._reader is not None and snapshot.version == VERSION:
+            self._reader.begin(snapshot, self._epoch)
+            self._seq, self.is_lost, self._has_begun = snapshot.seq, False, True
 
     def take_in(self, request: ArchivedRequest) -> None:
         (self._reader or self._replay).take_in(request)

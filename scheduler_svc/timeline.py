@@ -26,11 +26,11 @@ from scheduler_svc.core.commands import (
 from scheduler_svc.core.outcome import Finished, Join, Outcome, PassedOver, Plan, Why
 from scheduler_svc.core.requests import Tenant
 from scheduler_svc.core.types import Request, SequenceId, SlotIndex
-from scheduler_svc.timeline_standing import (
-    STANDING_MAX,
-    STEPS_STANDING,
-    Standing,
-    StandingWorker,
+from scheduler_svc.timeline_snapshot import (
+    SNAPSHOT_CHOICES_MAX,
+    SNAPSHOT_STEPS_MAX,
+    TimelineSnapshot,
+    WorkerSnapshot,
 )
 from scheduler_svc.timeline_track import (
     BEFORE,
@@ -262,18 +262,18 @@ class Timelines:
 
     # Where a reader begins
 
-    def standing(self) -> Standing:
+    def snapshot_all(self) -> TimelineSnapshot:
         """What a reader must know of now who begins behind it, in a millisecond where thousands
         live.
         """
         slots = chain.from_iterable(slots.values() for slots in self._slots.values())
         on_workers = (track for track in slots if track.sequence_id in self._live)
-        told = [*islice(self._live.values(), STANDING_MAX)]
+        told = [*islice(self._live.values(), SNAPSHOT_CHOICES_MAX)]
         if is_cut := len(told) < len(self._live):
             told = [*dict.fromkeys(chain(told, on_workers))]
         names = dict.fromkeys(chain(self._not_open, self._steps, self._block_size))
         throttled = ((name, self._throttled[name].since_ns) for name in self._throttled_now)
-        return Standing(
+        return TimelineSnapshot(
             now_ns=self._now_ns,
             since_ns=self._since_ns,
             lost_ns=self._lost_ns,
@@ -287,7 +287,7 @@ class Timelines:
                 )
             ),
             is_cut=is_cut,
-            workers={name: self._standing_worker(name) for name in names},
+            workers={name: self._worker_snapshot(name) for name in names},
             look=self._looks[-1] if self._looks else None,
             store_behind_ns=self._store.since_ns,
             closed_ns=self._closed.since_ns,
@@ -295,14 +295,14 @@ class Timelines:
             throttled_ns=dict(sorted(throttled)),
         )
 
-    def _standing_worker(self, name: str) -> StandingWorker:
+    def _worker_snapshot(self, name: str) -> WorkerSnapshot:
         late, steps = self._late.get(name), self._steps.get(name, ())
-        return StandingWorker(
+        return WorkerSnapshot(
             block_size=self._block_size.get(name, 0),
             closed_why=self._not_open.get(name, ""),
             late_ns=late.since_ns if late is not None else 0,
             look=self._last_look.get(name),
-            steps=tuple(islice(reversed(steps), STEPS_STANDING))[::-1],
+            steps=tuple(islice(reversed(steps), SNAPSHOT_STEPS_MAX))[::-1],
             slots={
                 slot: track.sequence_id
                 for slot, track in self._slots.get(name, {}).items()
@@ -311,47 +311,47 @@ class Timelines:
             prompt_tokens=dict(self._prompt_tokens.get(name, {})),
         )
 
-    def stand(self, standing: Standing) -> None:
+    def restore(self, snapshot: TimelineSnapshot) -> None:
         """Go on from there. What lived before did nobody knows what since the last command."""
         for track in self._live.values():
             track.enter(Transition(self._now_ns, Phase.UNKNOWN, NOT_ARCHIVED))
         before, self._live = self._live, {}
-        for track, newest, num_preemptions in standing.live:
+        for track, newest, num_preemptions in snapshot.live:
             if (own := before.get(track.sequence_id)) is None:
                 own = track
                 self._of.setdefault(own.id, []).append(own)
-            own.enter(newest._replace(at_ns=standing.now_ns))
+            own.enter(newest._replace(at_ns=snapshot.now_ns))
             own.num_preemptions = num_preemptions
             self._live[own.sequence_id] = own
-        self._stand_closed(standing, self._now_ns)
+        self._restore_closed(snapshot, self._now_ns)
         for by_worker in (self._slots, self._prefills, self._prompt_tokens, self._last_look):
             by_worker.clear()
-        for name, worker in standing.workers.items():
-            self._stand_worker(name, worker)
-        look = standing.look
+        for name, worker in snapshot.workers.items():
+            self._restore_worker(name, worker)
+        look = snapshot.look
         if look is not None and (not self._looks or look.at_ns > self._looks[-1].at_ns):
             self._looks.append(look)
-        self._now_ns, self._lost_ns = standing.now_ns, standing.lost_ns
-        self._since_ns = self._since_ns or standing.since_ns
+        self._now_ns, self._lost_ns = snapshot.now_ns, snapshot.lost_ns
+        self._since_ns = self._since_ns or snapshot.since_ns
 
-    def _stand_closed(self, standing: Standing, lost_ns: int) -> None:
+    def _restore_closed(self, snapshot: TimelineSnapshot, lost_ns: int) -> None:
         """Who could not be planned for, and who still cannot."""
-        self._block_size = {n: w.block_size for n, w in standing.workers.items() if w.block_size}
-        self._not_open = {n: w.closed_why for n, w in standing.workers.items() if w.closed_why}
-        self._store.begin(lost_ns, standing.store_behind_ns, Why.STORE_BEHIND.value)
-        self._closed.begin(lost_ns, standing.closed_ns, standing.closed_why)
+        self._block_size = {n: w.block_size for n, w in snapshot.workers.items() if w.block_size}
+        self._not_open = {n: w.closed_why for n, w in snapshot.workers.items() if w.closed_why}
+        self._store.begin(lost_ns, snapshot.store_behind_ns, Why.STORE_BEHIND.value)
+        self._closed.begin(lost_ns, snapshot.closed_ns, snapshot.closed_why)
         for windows in (*self._late.values(), *self._throttled.values()):
             windows.set(lost_ns, "")
-        for name, worker in standing.workers.items():
+        for name, worker in snapshot.workers.items():
             if since_ns := worker.late_ns:
                 late = windows_of(self._late, name, WORKERS_MAX)
                 late.begin(lost_ns, since_ns, Why.LATE.value)
-        for name, since_ns in standing.throttled_ns.items():
+        for name, since_ns in snapshot.throttled_ns.items():
             throttled = windows_of(self._throttled, name, TENANTS_MAX)
             throttled.begin(lost_ns, since_ns, Why.TENANT.value)
-        self._throttled_now = frozenset(standing.throttled_ns)
+        self._throttled_now = frozenset(snapshot.throttled_ns)
 
-    def _stand_worker(self, name: str, worker: StandingWorker) -> None:
+    def _restore_worker(self, name: str, worker: WorkerSnapshot) -> None:
         live = self._live
         self._slots[name] = {slot: live[one] for slot, one in worker.slots.items() if one in live}
         self._prefills[name] = {

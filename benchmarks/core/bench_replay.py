@@ -1,4 +1,4 @@
-"""What Explain costs of what only archives know, and what its starting points cost who leads.
+"""What Explain costs of what only archives know, and what its snapshots cost who leads.
 
     python -m benchmarks.core.bench_replay [--records 80000] [--turns 3] [--others 20]
         [--beside FOLDER] [--save]
@@ -8,10 +8,10 @@ whom a little more comes than they have blocks for, so that requests wait, give 
 prefixes. The last that ended is asked for, as `SchedulerService.ReplayTimeline` does, of a process
 of its own. CPU seconds of that process, its start included (`start_s`: how long that takes alone),
 of the archive as it is (`late_s`), behind `--others` leaderships as large (`wide_s`), and without
-starting points (`replay_s`), when all of it is read; `--beside`: another tree's replay of that, in
+snapshots (`replay_s`), when all of it is read; `--beside`: another tree's replay of that, in
 turns.
 
-Of the leader's time, what it takes to copy for starting points (`due_us` of a plan, and the
+Of the leader's time, what it takes to copy for snapshots (`due_us` of a plan, and the
 longest), and to look at each turn whether one is due (`asked_us`); of the thread's, to make them
 (`made_us` of a record). `deep`: one while 4,096 requests wait.
 """
@@ -31,7 +31,7 @@ from timeit import timeit
 from typing import Any, Final
 
 from benchmarks.recording import ROOT, record
-from kaiten.v1.archive_pb2 import ArchiveChunk, ArchiveEntry, ArchiveHeader, StartingPoint
+from kaiten.v1.archive_pb2 import ArchiveChunk, ArchiveEntry, ArchiveHeader, Snapshot
 from kaiten.v1.common_pb2 import Leader as LeaderMessage
 from kaiten.v1.ledger_pb2 import SubmitRecord
 from kaiten.v1.scheduler_service_pb2 import ReplayTimelineResponse
@@ -51,10 +51,10 @@ from scheduler_svc.journal import Journal
 from scheduler_svc.replaying import CHILD
 from scheduler_svc.request_book import BookedRequest, RequestBook
 from scheduler_svc.settings import SchedulerSettings
-from scheduler_svc.standing_wire import start_to_proto
-from scheduler_svc.starting_point import StartingPoints
+from scheduler_svc.snapshot_wire import snapshot_to_proto
+from scheduler_svc.snapshots import Snapshots
 from scheduler_svc.timeline import Timelines
-from scheduler_svc.timeline_standing import STANDING_MAX
+from scheduler_svc.timeline_snapshot import SNAPSHOT_CHOICES_MAX
 from tests.fakes.model_worker import ModelWorker
 
 EPOCH: Final = 1000
@@ -74,8 +74,8 @@ PROMPT_TOKENS: Final = (3, 400)
 OUTPUT_TOKENS: Final = (20, 250)
 # Of requests that come, by turn of both workers.
 COME: Final = 0.15
-# More than a starting point ever has; chunks of records may have more.
-START_BYTES: Final = 1 << 20
+# More than a snapshot ever has; chunks of records may have more.
+SNAPSHOT_BYTES: Final = 1 << 20
 BOUNDS: Final = ArchiveBounds(bytes_max=1 << 30, age_s_max=3600.0)
 
 
@@ -99,11 +99,11 @@ class Leadership:
         )
         self._core, self._draw = Scheduler(), random.Random(1)
         self._configured, self._timelines = configured, Timelines()
-        self._starts = StartingPoints(self, self._timelines, self._core)
+        self._snapshots = Snapshots(self, self._timelines, self._core)
         self._now_ns, self._next_id = STEP_NS, 1
         self._max_tokens_of: dict[int, int] = {}
         self.num_records = self.num_preemptions = self.num_plans = 0
-        # Of each starting point, in the loop and in the thread.
+        # Of each snapshot, in the loop and in the thread.
         self.due_ns: list[int] = []
         self.made_ns: list[int] = []
         self.last_over = ""
@@ -132,22 +132,22 @@ class Leadership:
 
     def due(self) -> Commit | None:
         """As a turn asks for it."""
-        return self._starts.due(self._journal, self._configured, self._now_ns)
+        return self._snapshots.due(self._journal, self._configured, self._now_ns)
 
     # As an archive is asked
 
     @property
-    def wants_start(self) -> bool:
-        return self._archive.wants_start
+    def wants_snapshot(self) -> bool:
+        return self._archive.wants_snapshot
 
-    def start(self, seq: int, made: Callable[[], StartingPoint]) -> None:
-        def timed() -> StartingPoint:
+    def snapshot(self, seq: int, made: Callable[[], Snapshot]) -> None:
+        def timed() -> Snapshot:
             began_ns = time.thread_time_ns()
             point = made()
             self.made_ns.append(time.thread_time_ns() - began_ns)
             return point
 
-        self._archive.start(seq, timed)
+        self._archive.snapshot(seq, timed)
 
     def request(self, *_: Any) -> None:
         """The archive's own is called."""
@@ -278,15 +278,15 @@ def measure(folder: Path, asked: argparse.Namespace) -> Iterator[tuple[str, obje
 def deep(folder: Path) -> dict[str, float]:
     """Nobody computes them."""
     leadership = Leadership(folder)
-    for _ in range(STANDING_MAX):
+    for _ in range(SNAPSHOT_CHOICES_MAX):
         leadership._accept()
     began_ns = time.thread_time_ns()
-    standing = leadership._timelines.standing()
+    snapshot = leadership._timelines.snapshot_all()
     copied_ns = time.thread_time_ns()
-    raw = start_to_proto(1, standing, leadership._configured, {}).SerializeToString()
+    raw = snapshot_to_proto(1, snapshot, leadership._configured, {}).SerializeToString()
     made_ns = time.thread_time_ns()
     leadership._archive.close(60.0)
-    sealed = seal([entry_of(ArchiveEntry.START_FIELD_NUMBER, raw)], Span(2, 1, 1, 1))
+    sealed = seal([entry_of(ArchiveEntry.SNAPSHOT_FIELD_NUMBER, raw)], Span(2, 1, 1, 1))
     return {
         "copied_us": round((copied_ns - began_ns) / 1e3),
         "made_us": round((made_ns - copied_ns) / 1e3),
@@ -295,18 +295,18 @@ def deep(folder: Path) -> dict[str, float]:
 
 
 def bytes_of(folder: Path, num_records: int) -> Iterator[tuple[str, object]]:
-    """How many starting points there are, and bytes of a record, with what they are of those."""
+    """How many snapshots there are, and bytes of a record, with what they are of those."""
     parts = [part for one in segments([folder]) for part in one.parts() if isinstance(part, Chunk)]
     sizes = [HEAD_BYTES + len(part.payload) for part in parts]
     # Each is alone in its chunk.
-    starts = [
+    sizes = [
         size
         for size, part in zip(sizes, parts, strict=True)
-        if part.raw_bytes < START_BYTES and part.entries()[0].HasField("start")
+        if part.raw_bytes < SNAPSHOT_BYTES and part.entries()[0].HasField("snapshot")
     ]
-    yield "starts", len(starts)
-    yield "start_bytes", round(sum(starts) / max(1, len(starts)))
-    yield "start_bytes_per_record", round(sum(starts) / num_records, 3)
+    yield "snapshots", len(sizes)
+    yield "snapshot_bytes", round(sum(sizes) / max(1, len(sizes)))
+    yield "snapshot_bytes_per_record", round(sum(sizes) / num_records, 3)
     yield "bytes_per_record", round(sum(sizes) / num_records, 1)
 
 
@@ -334,10 +334,10 @@ def without_starts(folder: Path, bare: Path) -> None:
         with (bare / one.path.name).open("wb") as file:
             for part in one.parts():
                 assert isinstance(part, Chunk)
-                kept = [each for each in part.entries() if not each.HasField("start")]
+                kept = [each for each in part.entries() if not each.HasField("snapshot")]
                 for each in kept:
                     if each.HasField("request"):
-                        each.request.ClearField("start_seq")
+                        each.request.ClearField("snapshot_seq")
                 if kept:
                     raw = [ArchiveChunk(entries=[each]).SerializeToString() for each in kept]
                     file.write(seal(raw, part.span))

@@ -27,39 +27,39 @@ from kaiten.v1 import ledger_pb2 as kaiten_dot_v1_dot_ledger__pb2
 from kaiten.v1 import timeline_pb2 as kaiten_dot_v1_dot_timeline__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17kaiten/v1/archive.proto\x12\tkaiten.v1\x1a\x16kaiten/v1/common.proto\x1a\x16kaiten/v1/ledger.proto\x1a\x18kaiten/v1/timeline.proto\"8\n\x0c\x41rchiveChunk\x12(\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x17.kaiten.v1.ArchiveEntry\"\x98\x02\n\x0c\x41rchiveEntry\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x18.kaiten.v1.ArchiveHeaderH\x00\x12-\n\x07request\x18\x02 \x01(\x0b\x32\x1a.kaiten.v1.ArchivedRequestH\x00\x12*\n\x06record\x18\x03 \x01(\x0b\x32\x18.kaiten.v1.JournalRecordH\x00\x12$\n\x03gap\x18\x04 \x01(\x0b\x32\x15.kaiten.v1.ArchiveGapH\x00\x12\'\n\x05\x62lock\x18\x05 \x01(\x0b\x32\x16.kaiten.v1.FilledBlockH\x00\x12)\n\x05start\x18\x06 \x01(\x0b\x32\x18.kaiten.v1.StartingPointH\x00\x42\x07\n\x05\x65ntry\"\x96\x02\n\rArchiveHeader\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0c\n\x04\x63\x65ll\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\x13\n\x0bjournal_seq\x18\x05 \x01(\x04\x12\x0f\n\x07segment\x18\x06 \x01(\r\x12.\n\nconfigured\x18\x07 \x01(\x0b\x32\x1a.kaiten.v1.ConfiguredInput\x12\x12\n\nhas_tokens\x18\x08 \x01(\x08\x12\x14\n\x0c\x62lock_tokens\x18\t \x01(\r\x12\x0f\n\x07unix_ns\x18\n \x01(\x04\x12\x11\n\tafter_seq\x18\x0b \x01(\x04\x12\r\n\x05store\x18\x0c \x01(\t\x12\x14\n\x0chas_outcomes\x18\r \x01(\x08\"\xcc\x01\n\x0f\x41rchivedRequest\x12\x10\n\x08\x65ntry_id\x18\x01 \x01(\t\x12\x13\n\x0bsequence_id\x18\x02 \x01(\x04\x12\'\n\x06submit\x18\x03 \x01(\x0b\x32\x17.kaiten.v1.SubmitRecord\x12)\n\x07\x63hoices\x18\x04 \x03(\x0b\x32\x18.kaiten.v1.ResumedChoice\x12\x15\n\rprompt_tokens\x18\x05 \x01(\r\x12\x14\n\x0c\x62lock_hashes\x18\x06 \x03(\x06\x12\x11\n\tstart_seq\x18\x07 \x01(\x04\"G\n\rResumedChoice\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x13\n\x0bis_finished\x18\x02 \x01(\x08\x12\x0e\n\x06tokens\x18\x03 \x01(\r\"?\n\x0b\x46illedBlock\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\r\n\x05index\x18\x02 \x01(\r\x12\x0c\n\x04hash\x18\x03 \x01(\x06\"S\n\nArchiveGap\x12\x11\n\tfirst_seq\x18\x01 \x01(\x04\x12\x10\n\x08last_seq\x18\x02 \x01(\x04\x12\x10\n\x08requests\x18\x03 \x01(\r\x12\x0e\n\x06reason\x18\x04 \x01(\t\"\x81\x04\n\rStartingPoint\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x0b\n\x03seq\x18\x02 \x01(\x04\x12\x0e\n\x06now_ns\x18\x03 \x01(\x04\x12\x10\n\x08since_ns\x18\x04 \x01(\x04\x12\x0f\n\x07lost_ns\x18\x05 \x01(\x04\x12.\n\nconfigured\x18\x06 \x01(\x0b\x32\x1a.kaiten.v1.ConfiguredInput\x12*\n\x07workers\x18\x07 \x03(\x0b\x32\x19.kaiten.v1.StandingWorker\x12,\n\x08requests\x18\x08 \x03(\x0b\x32\x1a.kaiten.v1.StandingRequest\x12\x0e\n\x06is_cut\x18\t \x01(\x08\x12)\n\x05taken\x18\n \x03(\x0b\x32\x1a.kaiten.v1.ArchivedRequest\x12%\n\x04look\x18\x0b \x01(\x0b\x32\x17.kaiten.v1.StandingLook\x12\x17\n\x0fstore_behind_ns\x18\x0c \x01(\x04\x12\x11\n\tclosed_ns\x18\r \x01(\x04\x12\x12\n\nclosed_why\x18\x0e \x01(\t\x12?\n\x0cthrottled_ns\x18\x0f \x03(\x0b\x32).kaiten.v1.StartingPoint.ThrottledNsEntry\x1a\x32\n\x10ThrottledNsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"F\n\x0cStandingLook\x12\r\n\x05\x61t_ns\x18\x01 \x01(\x04\x12\x0b\n\x03why\x18\x02 \x01(\t\x12\x11\n\x04head\x18\x03 \x01(\x04H\x00\x88\x01\x01\x42\x07\n\x05_head\"\xe4\x02\n\x0eStandingWorker\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12,\n\x06worker\x18\x02 \x01(\x0b\x32\x1c.kaiten.v1.WorkerDescription\x12\x12\n\nclosed_why\x18\x03 \x01(\t\x12\x0f\n\x07late_ns\x18\x04 \x01(\x04\x12%\n\x04look\x18\x05 \x01(\x0b\x32\x17.kaiten.v1.StandingLook\x12\x15\n\rstep_after_ns\x18\x06 \x03(\x04\x12\x14\n\x0cstep_plan_id\x18\x07 \x03(\x12\x12\x11\n\tstep_rows\x18\x08 \x03(\r\x12\x1a\n\x12step_prompt_tokens\x18\t \x03(\r\x12\x14\n\x0cstep_largest\x18\n \x03(\x04\x12\x0f\n\x07step_us\x18\x0b \x03(\r\x12\x10\n\x08plan_ids\x18\x0c \x03(\x04\x12\x1a\n\x12plan_prompt_tokens\x18\r \x03(\r\x12\x14\n\x0cplan_largest\x18\x0e \x03(\x04\"\x82\x01\n\x0fStandingRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x13\n\x0bsequence_id\x18\x03 \x01(\x04\x12\x12\n\narrived_ns\x18\x04 \x01(\x04\x12*\n\x07\x63hoices\x18\x05 \x03(\x0b\x32\x19.kaiten.v1.StandingChoice\"\x9b\x01\n\x0eStandingChoice\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\'\n\x05phase\x18\x02 \x01(\x0e\x32\x18.kaiten.v1.TimelinePhase\x12\x0b\n\x03why\x18\x03 \x01(\t\x12\x0e\n\x06worker\x18\x04 \x01(\r\x12\x11\n\x04slot\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x17\n\x0fnum_preemptions\x18\x06 \x01(\rB\x07\n\x05_slotb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17kaiten/v1/archive.proto\x12\tkaiten.v1\x1a\x16kaiten/v1/common.proto\x1a\x16kaiten/v1/ledger.proto\x1a\x18kaiten/v1/timeline.proto\"8\n\x0c\x41rchiveChunk\x12(\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x17.kaiten.v1.ArchiveEntry\"\x96\x02\n\x0c\x41rchiveEntry\x12*\n\x06header\x18\x01 \x01(\x0b\x32\x18.kaiten.v1.ArchiveHeaderH\x00\x12-\n\x07request\x18\x02 \x01(\x0b\x32\x1a.kaiten.v1.ArchivedRequestH\x00\x12*\n\x06record\x18\x03 \x01(\x0b\x32\x18.kaiten.v1.JournalRecordH\x00\x12$\n\x03gap\x18\x04 \x01(\x0b\x32\x15.kaiten.v1.ArchiveGapH\x00\x12\'\n\x05\x62lock\x18\x05 \x01(\x0b\x32\x16.kaiten.v1.FilledBlockH\x00\x12\'\n\x08snapshot\x18\x06 \x01(\x0b\x32\x13.kaiten.v1.SnapshotH\x00\x42\x07\n\x05\x65ntry\"\x96\x02\n\rArchiveHeader\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0c\n\x04\x63\x65ll\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\x13\n\x0bjournal_seq\x18\x05 \x01(\x04\x12\x0f\n\x07segment\x18\x06 \x01(\r\x12.\n\nconfigured\x18\x07 \x01(\x0b\x32\x1a.kaiten.v1.ConfiguredInput\x12\x12\n\nhas_tokens\x18\x08 \x01(\x08\x12\x14\n\x0c\x62lock_tokens\x18\t \x01(\r\x12\x0f\n\x07unix_ns\x18\n \x01(\x04\x12\x11\n\tafter_seq\x18\x0b \x01(\x04\x12\r\n\x05store\x18\x0c \x01(\t\x12\x14\n\x0chas_outcomes\x18\r \x01(\x08\"\xcf\x01\n\x0f\x41rchivedRequest\x12\x10\n\x08\x65ntry_id\x18\x01 \x01(\t\x12\x13\n\x0bsequence_id\x18\x02 \x01(\x04\x12\'\n\x06submit\x18\x03 \x01(\x0b\x32\x17.kaiten.v1.SubmitRecord\x12)\n\x07\x63hoices\x18\x04 \x03(\x0b\x32\x18.kaiten.v1.ResumedChoice\x12\x15\n\rprompt_tokens\x18\x05 \x01(\r\x12\x14\n\x0c\x62lock_hashes\x18\x06 \x03(\x06\x12\x14\n\x0csnapshot_seq\x18\x07 \x01(\x04\"G\n\rResumedChoice\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x13\n\x0bis_finished\x18\x02 \x01(\x08\x12\x0e\n\x06tokens\x18\x03 \x01(\r\"?\n\x0b\x46illedBlock\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\r\n\x05index\x18\x02 \x01(\r\x12\x0c\n\x04hash\x18\x03 \x01(\x06\"S\n\nArchiveGap\x12\x11\n\tfirst_seq\x18\x01 \x01(\x04\x12\x10\n\x08last_seq\x18\x02 \x01(\x04\x12\x10\n\x08requests\x18\x03 \x01(\r\x12\x0e\n\x06reason\x18\x04 \x01(\t\"\xf7\x03\n\x08Snapshot\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x0b\n\x03seq\x18\x02 \x01(\x04\x12\x0e\n\x06now_ns\x18\x03 \x01(\x04\x12\x10\n\x08since_ns\x18\x04 \x01(\x04\x12\x0f\n\x07lost_ns\x18\x05 \x01(\x04\x12.\n\nconfigured\x18\x06 \x01(\x0b\x32\x1a.kaiten.v1.ConfiguredInput\x12*\n\x07workers\x18\x07 \x03(\x0b\x32\x19.kaiten.v1.WorkerSnapshot\x12,\n\x08requests\x18\x08 \x03(\x0b\x32\x1a.kaiten.v1.RequestSnapshot\x12\x0e\n\x06is_cut\x18\t \x01(\x08\x12)\n\x05taken\x18\n \x03(\x0b\x32\x1a.kaiten.v1.ArchivedRequest\x12%\n\x04look\x18\x0b \x01(\x0b\x32\x17.kaiten.v1.LookSnapshot\x12\x17\n\x0fstore_behind_ns\x18\x0c \x01(\x04\x12\x11\n\tclosed_ns\x18\r \x01(\x04\x12\x12\n\nclosed_why\x18\x0e \x01(\t\x12:\n\x0cthrottled_ns\x18\x0f \x03(\x0b\x32$.kaiten.v1.Snapshot.ThrottledNsEntry\x1a\x32\n\x10ThrottledNsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"F\n\x0cLookSnapshot\x12\r\n\x05\x61t_ns\x18\x01 \x01(\x04\x12\x0b\n\x03why\x18\x02 \x01(\t\x12\x11\n\x04head\x18\x03 \x01(\x04H\x00\x88\x01\x01\x42\x07\n\x05_head\"\xe4\x02\n\x0eWorkerSnapshot\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12,\n\x06worker\x18\x02 \x01(\x0b\x32\x1c.kaiten.v1.WorkerDescription\x12\x12\n\nclosed_why\x18\x03 \x01(\t\x12\x0f\n\x07late_ns\x18\x04 \x01(\x04\x12%\n\x04look\x18\x05 \x01(\x0b\x32\x17.kaiten.v1.LookSnapshot\x12\x15\n\rstep_after_ns\x18\x06 \x03(\x04\x12\x14\n\x0cstep_plan_id\x18\x07 \x03(\x12\x12\x11\n\tstep_rows\x18\x08 \x03(\r\x12\x1a\n\x12step_prompt_tokens\x18\t \x03(\r\x12\x14\n\x0cstep_largest\x18\n \x03(\x04\x12\x0f\n\x07step_us\x18\x0b \x03(\r\x12\x10\n\x08plan_ids\x18\x0c \x03(\x04\x12\x1a\n\x12plan_prompt_tokens\x18\r \x03(\r\x12\x14\n\x0cplan_largest\x18\x0e \x03(\x04\"\x82\x01\n\x0fRequestSnapshot\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x13\n\x0bsequence_id\x18\x03 \x01(\x04\x12\x12\n\narrived_ns\x18\x04 \x01(\x04\x12*\n\x07\x63hoices\x18\x05 \x03(\x0b\x32\x19.kaiten.v1.ChoiceSnapshot\"\x9b\x01\n\x0e\x43hoiceSnapshot\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\'\n\x05phase\x18\x02 \x01(\x0e\x32\x18.kaiten.v1.TimelinePhase\x12\x0b\n\x03why\x18\x03 \x01(\t\x12\x0e\n\x06worker\x18\x04 \x01(\r\x12\x11\n\x04slot\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x17\n\x0fnum_preemptions\x18\x06 \x01(\rB\x07\n\x05_slotb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kaiten.v1.archive_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_STARTINGPOINT_THROTTLEDNSENTRY']._loaded_options = None
-  _globals['_STARTINGPOINT_THROTTLEDNSENTRY']._serialized_options = b'8\001'
+  _globals['_SNAPSHOT_THROTTLEDNSENTRY']._loaded_options = None
+  _globals['_SNAPSHOT_THROTTLEDNSENTRY']._serialized_options = b'8\001'
   _globals['_ARCHIVECHUNK']._serialized_start=112
   _globals['_ARCHIVECHUNK']._serialized_end=168
   _globals['_ARCHIVEENTRY']._serialized_start=171
-  _globals['_ARCHIVEENTRY']._serialized_end=451
-  _globals['_ARCHIVEHEADER']._serialized_start=454
-  _globals['_ARCHIVEHEADER']._serialized_end=732
-  _globals['_ARCHIVEDREQUEST']._serialized_start=735
-  _globals['_ARCHIVEDREQUEST']._serialized_end=939
-  _globals['_RESUMEDCHOICE']._serialized_start=941
-  _globals['_RESUMEDCHOICE']._serialized_end=1012
-  _globals['_FILLEDBLOCK']._serialized_start=1014
-  _globals['_FILLEDBLOCK']._serialized_end=1077
-  _globals['_ARCHIVEGAP']._serialized_start=1079
-  _globals['_ARCHIVEGAP']._serialized_end=1162
-  _globals['_STARTINGPOINT']._serialized_start=1165
-  _globals['_STARTINGPOINT']._serialized_end=1678
-  _globals['_STARTINGPOINT_THROTTLEDNSENTRY']._serialized_start=1628
-  _globals['_STARTINGPOINT_THROTTLEDNSENTRY']._serialized_end=1678
-  _globals['_STANDINGLOOK']._serialized_start=1680
-  _globals['_STANDINGLOOK']._serialized_end=1750
-  _globals['_STANDINGWORKER']._serialized_start=1753
-  _globals['_STANDINGWORKER']._serialized_end=2109
-  _globals['_STANDINGREQUEST']._serialized_start=2112
-  _globals['_STANDINGREQUEST']._serialized_end=2242
-  _globals['_STANDINGCHOICE']._serialized_start=2245
-  _globals['_STANDINGCHOICE']._serialized_end=2400
+  _globals['_ARCHIVEENTRY']._serialized_end=449
+  _globals['_ARCHIVEHEADER']._serialized_start=452
+  _globals['_ARCHIVEHEADER']._serialized_end=730
+  _globals['_ARCHIVEDREQUEST']._serialized_start=733
+  _globals['_ARCHIVEDREQUEST']._serialized_end=940
+  _globals['_RESUMEDCHOICE']._serialized_start=942
+  _globals['_RESUMEDCHOICE']._serialized_end=1013
+  _globals['_FILLEDBLOCK']._serialized_start=1015
+  _globals['_FILLEDBLOCK']._serialized_end=1078
+  _globals['_ARCHIVEGAP']._serialized_start=1080
+  _globals['_ARCHIVEGAP']._serialized_end=1163
+  _globals['_SNAPSHOT']._serialized_start=1166
+  _globals['_SNAPSHOT']._serialized_end=1669
+  _globals['_SNAPSHOT_THROTTLEDNSENTRY']._serialized_start=1619
+  _globals['_SNAPSHOT_THROTTLEDNSENTRY']._serialized_end=1669
+  _globals['_LOOKSNAPSHOT']._serialized_start=1671
+  _globals['_LOOKSNAPSHOT']._serialized_end=1741
+  _globals['_WORKERSNAPSHOT']._serialized_start=1744
+  _globals['_WORKERSNAPSHOT']._serialized_end=2100
+  _globals['_REQUESTSNAPSHOT']._serialized_start=2103
+  _globals['_REQUESTSNAPSHOT']._serialized_end=2233
+  _globals['_CHOICESNAPSHOT']._serialized_start=2236
+  _globals['_CHOICESNAPSHOT']._serialized_end=2391
 # @@protoc_insertion_point(module_scope)

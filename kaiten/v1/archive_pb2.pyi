@@ -16,20 +16,20 @@ class ArchiveChunk(_message.Message):
     def __init__(self, entries: _Optional[_Iterable[_Union[ArchiveEntry, _Mapping]]] = ...) -> None: ...
 
 class ArchiveEntry(_message.Message):
-    __slots__ = ("header", "request", "record", "gap", "block", "start")
+    __slots__ = ("header", "request", "record", "gap", "block", "snapshot")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     RECORD_FIELD_NUMBER: _ClassVar[int]
     GAP_FIELD_NUMBER: _ClassVar[int]
     BLOCK_FIELD_NUMBER: _ClassVar[int]
-    START_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     header: ArchiveHeader
     request: ArchivedRequest
     record: _ledger_pb2.JournalRecord
     gap: ArchiveGap
     block: FilledBlock
-    start: StartingPoint
-    def __init__(self, header: _Optional[_Union[ArchiveHeader, _Mapping]] = ..., request: _Optional[_Union[ArchivedRequest, _Mapping]] = ..., record: _Optional[_Union[_ledger_pb2.JournalRecord, _Mapping]] = ..., gap: _Optional[_Union[ArchiveGap, _Mapping]] = ..., block: _Optional[_Union[FilledBlock, _Mapping]] = ..., start: _Optional[_Union[StartingPoint, _Mapping]] = ...) -> None: ...
+    snapshot: Snapshot
+    def __init__(self, header: _Optional[_Union[ArchiveHeader, _Mapping]] = ..., request: _Optional[_Union[ArchivedRequest, _Mapping]] = ..., record: _Optional[_Union[_ledger_pb2.JournalRecord, _Mapping]] = ..., gap: _Optional[_Union[ArchiveGap, _Mapping]] = ..., block: _Optional[_Union[FilledBlock, _Mapping]] = ..., snapshot: _Optional[_Union[Snapshot, _Mapping]] = ...) -> None: ...
 
 class ArchiveHeader(_message.Message):
     __slots__ = ("format", "version", "cell", "epoch", "journal_seq", "segment", "configured", "has_tokens", "block_tokens", "unix_ns", "after_seq", "store", "has_outcomes")
@@ -62,22 +62,22 @@ class ArchiveHeader(_message.Message):
     def __init__(self, format: _Optional[int] = ..., version: _Optional[str] = ..., cell: _Optional[str] = ..., epoch: _Optional[int] = ..., journal_seq: _Optional[int] = ..., segment: _Optional[int] = ..., configured: _Optional[_Union[_ledger_pb2.ConfiguredInput, _Mapping]] = ..., has_tokens: bool = ..., block_tokens: _Optional[int] = ..., unix_ns: _Optional[int] = ..., after_seq: _Optional[int] = ..., store: _Optional[str] = ..., has_outcomes: bool = ...) -> None: ...
 
 class ArchivedRequest(_message.Message):
-    __slots__ = ("entry_id", "sequence_id", "submit", "choices", "prompt_tokens", "block_hashes", "start_seq")
+    __slots__ = ("entry_id", "sequence_id", "submit", "choices", "prompt_tokens", "block_hashes", "snapshot_seq")
     ENTRY_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     CHOICES_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]
-    START_SEQ_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_SEQ_FIELD_NUMBER: _ClassVar[int]
     entry_id: str
     sequence_id: int
     submit: _ledger_pb2.SubmitRecord
     choices: _containers.RepeatedCompositeFieldContainer[ResumedChoice]
     prompt_tokens: int
     block_hashes: _containers.RepeatedScalarFieldContainer[int]
-    start_seq: int
-    def __init__(self, entry_id: _Optional[str] = ..., sequence_id: _Optional[int] = ..., submit: _Optional[_Union[_ledger_pb2.SubmitRecord, _Mapping]] = ..., choices: _Optional[_Iterable[_Union[ResumedChoice, _Mapping]]] = ..., prompt_tokens: _Optional[int] = ..., block_hashes: _Optional[_Iterable[int]] = ..., start_seq: _Optional[int] = ...) -> None: ...
+    snapshot_seq: int
+    def __init__(self, entry_id: _Optional[str] = ..., sequence_id: _Optional[int] = ..., submit: _Optional[_Union[_ledger_pb2.SubmitRecord, _Mapping]] = ..., choices: _Optional[_Iterable[_Union[ResumedChoice, _Mapping]]] = ..., prompt_tokens: _Optional[int] = ..., block_hashes: _Optional[_Iterable[int]] = ..., snapshot_seq: _Optional[int] = ...) -> None: ...
 
 class ResumedChoice(_message.Message):
     __slots__ = ("token_ids", "is_finished", "tokens")
@@ -111,7 +111,7 @@ class ArchiveGap(_message.Message):
     reason: str
     def __init__(self, first_seq: _Optional[int] = ..., last_seq: _Optional[int] = ..., requests: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
-class StartingPoint(_message.Message):
+class Snapshot(_message.Message):
     __slots__ = ("version", "seq", "now_ns", "since_ns", "lost_ns", "configured", "workers", "requests", "is_cut", "taken", "look", "store_behind_ns", "closed_ns", "closed_why", "throttled_ns")
     class ThrottledNsEntry(_message.Message):
         __slots__ = ("key", "value")
@@ -141,18 +141,18 @@ class StartingPoint(_message.Message):
     since_ns: int
     lost_ns: int
     configured: _ledger_pb2.ConfiguredInput
-    workers: _containers.RepeatedCompositeFieldContainer[StandingWorker]
-    requests: _containers.RepeatedCompositeFieldContainer[StandingRequest]
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerSnapshot]
+    requests: _containers.RepeatedCompositeFieldContainer[RequestSnapshot]
     is_cut: bool
     taken: _containers.RepeatedCompositeFieldContainer[ArchivedRequest]
-    look: StandingLook
+    look: LookSnapshot
     store_behind_ns: int
     closed_ns: int
     closed_why: str
     throttled_ns: _containers.ScalarMap[str, int]
-    def __init__(self, version: _Optional[int] = ..., seq: _Optional[int] = ..., now_ns: _Optional[int] = ..., since_ns: _Optional[int] = ..., lost_ns: _Optional[int] = ..., configured: _Optional[_Union[_ledger_pb2.ConfiguredInput, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[StandingWorker, _Mapping]]] = ..., requests: _Optional[_Iterable[_Union[StandingRequest, _Mapping]]] = ..., is_cut: bool = ..., taken: _Optional[_Iterable[_Union[ArchivedRequest, _Mapping]]] = ..., look: _Optional[_Union[StandingLook, _Mapping]] = ..., store_behind_ns: _Optional[int] = ..., closed_ns: _Optional[int] = ..., closed_why: _Optional[str] = ..., throttled_ns: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    def __init__(self, version: _Optional[int] = ..., seq: _Optional[int] = ..., now_ns: _Optional[int] = ..., since_ns: _Optional[int] = ..., lost_ns: _Optional[int] = ..., configured: _Optional[_Union[_ledger_pb2.ConfiguredInput, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerSnapshot, _Mapping]]] = ..., requests: _Optional[_Iterable[_Union[RequestSnapshot, _Mapping]]] = ..., is_cut: bool = ..., taken: _Optional[_Iterable[_Union[ArchivedRequest, _Mapping]]] = ..., look: _Optional[_Union[LookSnapshot, _Mapping]] = ..., store_behind_ns: _Optional[int] = ..., closed_ns: _Optional[int] = ..., closed_why: _Optional[str] = ..., throttled_ns: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
-class StandingLook(_message.Message):
+class LookSnapshot(_message.Message):
     __slots__ = ("at_ns", "why", "head")
     AT_NS_FIELD_NUMBER: _ClassVar[int]
     WHY_FIELD_NUMBER: _ClassVar[int]
@@ -162,7 +162,7 @@ class StandingLook(_message.Message):
     head: int
     def __init__(self, at_ns: _Optional[int] = ..., why: _Optional[str] = ..., head: _Optional[int] = ...) -> None: ...
 
-class StandingWorker(_message.Message):
+class WorkerSnapshot(_message.Message):
     __slots__ = ("worker_id", "worker", "closed_why", "late_ns", "look", "step_after_ns", "step_plan_id", "step_rows", "step_prompt_tokens", "step_largest", "step_us", "plan_ids", "plan_prompt_tokens", "plan_largest")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
@@ -182,7 +182,7 @@ class StandingWorker(_message.Message):
     worker: _common_pb2.WorkerDescription
     closed_why: str
     late_ns: int
-    look: StandingLook
+    look: LookSnapshot
     step_after_ns: _containers.RepeatedScalarFieldContainer[int]
     step_plan_id: _containers.RepeatedScalarFieldContainer[int]
     step_rows: _containers.RepeatedScalarFieldContainer[int]
@@ -192,9 +192,9 @@ class StandingWorker(_message.Message):
     plan_ids: _containers.RepeatedScalarFieldContainer[int]
     plan_prompt_tokens: _containers.RepeatedScalarFieldContainer[int]
     plan_largest: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, worker_id: _Optional[str] = ..., worker: _Optional[_Union[_common_pb2.WorkerDescription, _Mapping]] = ..., closed_why: _Optional[str] = ..., late_ns: _Optional[int] = ..., look: _Optional[_Union[StandingLook, _Mapping]] = ..., step_after_ns: _Optional[_Iterable[int]] = ..., step_plan_id: _Optional[_Iterable[int]] = ..., step_rows: _Optional[_Iterable[int]] = ..., step_prompt_tokens: _Optional[_Iterable[int]] = ..., step_largest: _Optional[_Iterable[int]] = ..., step_us: _Optional[_Iterable[int]] = ..., plan_ids: _Optional[_Iterable[int]] = ..., plan_prompt_tokens: _Optional[_Iterable[int]] = ..., plan_largest: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, worker_id: _Optional[str] = ..., worker: _Optional[_Union[_common_pb2.WorkerDescription, _Mapping]] = ..., closed_why: _Optional[str] = ..., late_ns: _Optional[int] = ..., look: _Optional[_Union[LookSnapshot, _Mapping]] = ..., step_after_ns: _Optional[_Iterable[int]] = ..., step_plan_id: _Optional[_Iterable[int]] = ..., step_rows: _Optional[_Iterable[int]] = ..., step_prompt_tokens: _Optional[_Iterable[int]] = ..., step_largest: _Optional[_Iterable[int]] = ..., step_us: _Optional[_Iterable[int]] = ..., plan_ids: _Optional[_Iterable[int]] = ..., plan_prompt_tokens: _Optional[_Iterable[int]] = ..., plan_largest: _Optional[_Iterable[int]] = ...) -> None: ...
 
-class StandingRequest(_message.Message):
+class RequestSnapshot(_message.Message):
     __slots__ = ("id", "tenant", "sequence_id", "arrived_ns", "choices")
     ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
@@ -205,10 +205,10 @@ class StandingRequest(_message.Message):
     tenant: str
     sequence_id: int
     arrived_ns: int
-    choices: _containers.RepeatedCompositeFieldContainer[StandingChoice]
-    def __init__(self, id: _Optional[str] = ..., tenant: _Optional[str] = ..., sequence_id: _Optional[int] = ..., arrived_ns: _Optional[int] = ..., choices: _Optional[_Iterable[_Union[StandingChoice, _Mapping]]] = ...) -> None: ...
+    choices: _containers.RepeatedCompositeFieldContainer[ChoiceSnapshot]
+    def __init__(self, id: _Optional[str] = ..., tenant: _Optional[str] = ..., sequence_id: _Optional[int] = ..., arrived_ns: _Optional[int] = ..., choices: _Optional[_Iterable[_Union[ChoiceSnapshot, _Mapping]]] = ...) -> None: ...
 
-class StandingChoice(_message.Message):
+class ChoiceSnapshot(_message.Message):
     __slots__ = ("choice", "phase", "why", "worker", "slot", "num_preemptions")
     CHOICE_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]

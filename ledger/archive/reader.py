@@ -15,7 +15,7 @@ from kaiten.v1.archive_pb2 import (
     ArchiveEntry,
     ArchiveGap,
     ArchiveHeader,
-    StartingPoint,
+    Snapshot,
 )
 from kaiten.v1.ledger_pb2 import CoreInput, JournalRecord
 from ledger.archive.segment import FORMAT, SUFFIX, Chunk, Damage, Span, read
@@ -187,9 +187,9 @@ class _Request:
                 return True
             case "request":
                 return self._is_it(entry.request)
-            case "start":
+            case "snapshot":
                 # What is told of it besides comes first: this is said where its own entry is gone.
-                return self._is_over and self._lives_at(entry.start)
+                return self._is_over and self._lives_at(entry.snapshot)
             case "block":
                 return entry.block.sequence_id in self._sequence_ids
             case "record":
@@ -204,13 +204,13 @@ class _Request:
         self._sequence_ids, self._is_over = range(first, first + request.submit.n), False
         return True
 
-    def _lives_at(self, start: StartingPoint) -> bool:
-        for request in start.requests:
+    def _lives_at(self, snapshot: Snapshot) -> bool:
+        for request in snapshot.requests:
             if request.id == self._id:
                 own = [request.sequence_id + choice.choice for choice in request.choices]
                 self._sequence_ids, self._is_over = own, False
                 return True
-        return any(self._is_it(request) for request in start.taken)
+        return any(self._is_it(request) for request in snapshot.taken)
 
     def _is_told_of(self, record: JournalRecord) -> bool:
         # Blocks that its last record has filled are told of behind it.

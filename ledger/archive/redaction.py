@@ -56,7 +56,7 @@ class Redactor:
             sequence_id=request.sequence_id,
             submit=submit,
             prompt_tokens=len(submit.prompt_token_ids),
-            start_seq=request.start_seq,
+            snapshot_seq=request.snapshot_seq,
             block_hashes=[int.from_bytes(each, "little") for each in hashes],
             choices=[
                 ResumedChoice(tokens=len(choice.token_ids), is_finished=choice.is_finished)

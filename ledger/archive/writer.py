@@ -20,7 +20,7 @@ from kaiten.v1.archive_pb2 import (
     ArchiveGap,
     ArchiveHeader,
     ResumedChoice,
-    StartingPoint,
+    Snapshot,
 )
 from kaiten.v1.ledger_pb2 import FoldedTokens, JournalRecord, SubmitRecord
 from ledger.archive.redaction import BLOCK_TOKENS, Redactor
@@ -37,9 +37,9 @@ PRUNE_S: Final = 60.0
 # Segments that the bounds are divided into: so much of them is thrown away at a time.
 SEGMENTS: Final = 8
 # A reader begins at most so many records, or raw bytes, before what it wants: a second of its time.
-START_RECORDS: Final = 16_384
-START_BYTES: Final = 16 << 20
-# Of a segment's bounds: then it ends with the next starting point, which begins the one after it.
+SNAPSHOT_RECORDS: Final = 16_384
+SNAPSHOT_BYTES: Final = 16 << 20
+# Of a segment's bounds: then it ends with the next snapshot, which begins the one after it.
 FULL: Final = 0.9
 
 _REQUEST: Final = ArchiveEntry.REQUEST_FIELD_NUMBER
@@ -47,7 +47,7 @@ _RECORD: Final = ArchiveEntry.RECORD_FIELD_NUMBER
 _HEADER: Final = ArchiveEntry.HEADER_FIELD_NUMBER
 _GAP: Final = ArchiveEntry.GAP_FIELD_NUMBER
 _BLOCK: Final = ArchiveEntry.BLOCK_FIELD_NUMBER
-_START: Final = ArchiveEntry.START_FIELD_NUMBER
+_SNAPSHOT: Final = ArchiveEntry.SNAPSHOT_FIELD_NUMBER
 TOO_SLOW: Final = "the disk did not keep up"
 
 
@@ -76,21 +76,21 @@ class _Item(NamedTuple):
     unix_ns: int = 0
 
 
-class _Start(NamedTuple):
-    """A starting point that waits to be made, with the requests that no record knows of yet."""
+class _PendingSnapshot(NamedTuple):
+    """A snapshot that waits to be made, with the requests that no record knows of yet."""
 
     seq: int
-    made: Callable[[], StartingPoint]
+    made: Callable[[], Snapshot]
     taken: list[ArchivedRequest]
 
 
 # What waits to be written.
-_Waiting = _Item | ArchiveGap | _Start
+_Waiting = _Item | ArchiveGap | _PendingSnapshot
 
 
 class ArchiveWriter:
-    """`request`, `record` and `start` may be called until `close`; they cost microseconds and raise
-    nothing.
+    """`request`, `record` and `snapshot` may be called until `close`; they cost microseconds and
+    raise nothing.
 
     `on_trouble` is told what is wrong with the disk, from the thread, and "" when it is well again.
     """
@@ -111,10 +111,10 @@ class ArchiveWriter:
         self._redactor = None if header.has_tokens else Redactor()
         self._queue: deque[_Waiting] = deque()
         self._bytes = 0
-        # Since the newest starting point was handed over, and behind which record it stands; and
+        # Since the newest snapshot was handed over, and behind which record it stands; and
         # one whose record has not come yet.
-        self._records_since = self._bytes_since = self._start_seq = 0
-        self._start: _Start | None = None
+        self._records_since = self._bytes_since = self._snapshot_seq = 0
+        self._pending: _PendingSnapshot | None = None
         self._wake = threading.Condition()
         self._is_closed = self._is_idle = False
         # Of the last record written, for chunks that have none.
@@ -123,9 +123,9 @@ class ArchiveWriter:
         self._gap: ArchiveGap | None = None
         self._file: int | None = None
         self._end, self._opened_s = 0, 0.0
-        # A starting point should come: the segment has none at its head, or ends with the next one;
+        # A snapshot should come: the segment has none at its head, or ends with the next one;
         # and that is said once of each.
-        self._is_start_due = self._is_asked = False
+        self._is_snapshot_due = self._is_asked = False
         self._trouble = ""
         self._thread = threading.Thread(target=self._run, name="archive", daemon=True)
         self._thread.start()
@@ -140,7 +140,7 @@ class ArchiveWriter:
             entry_id=entry.entry_id,
             sequence_id=entry.sequence_id,
             prompt_tokens=len(record.prompt_token_ids),
-            start_seq=self._start_seq,
+            snapshot_seq=self._snapshot_seq,
             choices=[
                 ResumedChoice(is_finished=True)
                 if output is None
@@ -148,15 +148,15 @@ class ArchiveWriter:
                 for output in outputs
             ],
         )
-        if self._start is not None:
+        if self._pending is not None:
             bare = SubmitRecord(id=record.id, tenant=record.tenant, n=record.n)
             taken = ArchivedRequest(
                 entry_id=entry.entry_id,
                 sequence_id=entry.sequence_id,
                 submit=bare,
-                start_seq=self._start.seq,
+                snapshot_seq=self._pending.seq,
             )
-            self._start.taken.append(taken)
+            self._pending.taken.append(taken)
         told.submit.CopyFrom(record)
         self._put(_Item(_REQUEST, told.SerializeToString()))
 
@@ -165,24 +165,24 @@ class ArchiveWriter:
         data = data or record.SerializeToString()
         self._put(_Item(_RECORD, data, record.seq, record.unix_ns))
         self._records_since += 1
-        if (start := self._start) is not None and record.seq >= start.seq:
-            self._start = None
-            if record.seq == start.seq and self._put(start):
-                self._start_seq = start.seq
+        if (pending := self._pending) is not None and record.seq >= pending.seq:
+            self._pending = None
+            if record.seq == pending.seq and self._put(pending):
+                self._snapshot_seq = pending.seq
 
     @property
-    def wants_start(self) -> bool:
+    def wants_snapshot(self) -> bool:
         """So much was handed over that readers should begin anew."""
-        is_long = self._records_since >= START_RECORDS or self._bytes_since >= START_BYTES
-        return self._start is None and (is_long or self._is_start_due)
+        is_long = self._records_since >= SNAPSHOT_RECORDS or self._bytes_since >= SNAPSHOT_BYTES
+        return self._pending is None and (is_long or self._is_snapshot_due)
 
-    def start(self, seq: int, made: Callable[[], StartingPoint]) -> None:
+    def snapshot(self, seq: int, made: Callable[[], Snapshot]) -> None:
         """Behind record `seq`, which has yet to come, readers may begin; `made` is called by the
         thread.
         """
         self._records_since = self._bytes_since = 0
-        self._is_start_due = False
-        self._start = _Start(seq, made, [])
+        self._is_snapshot_due = False
+        self._pending = _PendingSnapshot(seq, made, [])
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Write what was handed over, if the disk does; nothing is taken any more."""
@@ -191,7 +191,7 @@ class ArchiveWriter:
             self._wake.notify()
         self._thread.join(timeout_s)
 
-    def _put(self, item: _Item | _Start) -> bool:
+    def _put(self, item: _Item | _PendingSnapshot) -> bool:
         """False: it was dropped."""
         size = len(item.message) if isinstance(item, _Item) else 0
         with self._wake:
@@ -208,7 +208,7 @@ class ArchiveWriter:
                 self._wake.notify()
         return True
 
-    def _drop(self, item: _Item | _Start) -> None:
+    def _drop(self, item: _Item | _PendingSnapshot) -> None:
         last = self._queue[-1] if self._queue else None
         if not isinstance(last, ArchiveGap):
             last = ArchiveGap(reason=TOO_SLOW)
@@ -231,7 +231,7 @@ class ArchiveWriter:
         self._close_file()
 
     def _next(self) -> list[_Waiting]:
-        """What the next chunk is of: one starting point, or what is before the next one; nothing
+        """What the next chunk is of: one snapshot, or what is before the next one; nothing
         once in a while, and at the end.
         """
         with self._wake:
@@ -245,21 +245,21 @@ class ArchiveWriter:
             items: list[_Waiting] = []
             taken = 0
             while self._queue and taken < CHUNK_BYTES:
-                if isinstance(self._queue[0], _Start) and items:
+                if isinstance(self._queue[0], _PendingSnapshot) and items:
                     break
                 item = self._queue.popleft()
                 items.append(item)
-                if isinstance(item, _Start):
+                if isinstance(item, _PendingSnapshot):
                     break
                 taken += len(item.message) if isinstance(item, _Item) else 0
             self._bytes -= taken
             return items
 
     def _write(self, items: list[_Waiting]) -> None:
-        is_start = isinstance(items[0], _Start)
+        is_snapshot = isinstance(items[0], _PendingSnapshot)
         try:
             chunk = self._chunk([self._gap, *items] if self._gap is not None else items)
-            self._append(chunk, is_start=is_start)
+            self._append(chunk, is_snapshot=is_snapshot)
         except Exception as error:
             # Of ours too: a thread that ends would say nothing any more.
             reason = error.strerror if isinstance(error, OSError) else ""
@@ -285,10 +285,10 @@ class ArchiveWriter:
             if isinstance(item, ArchiveGap):
                 entries.append(entry_of(_GAP, item.SerializeToString()))
                 continue
-            if isinstance(item, _Start):
+            if isinstance(item, _PendingSnapshot):
                 point = item.made()
                 point.taken.extend(item.taken)
-                entries.append(entry_of(_START, point.SerializeToString()))
+                entries.append(entry_of(_SNAPSHOT, point.SerializeToString()))
                 continue
             if item.seq:
                 self._seq, self._unix_ns = item.seq, item.unix_ns
@@ -315,14 +315,14 @@ class ArchiveWriter:
 
     # The files
 
-    def _append(self, chunk: bytes, *, is_start: bool) -> None:
+    def _append(self, chunk: bytes, *, is_snapshot: bool) -> None:
         """OSError: nothing of it is there, as far as the disk allows."""
-        if self._file is not None and self._is_over(len(chunk), FULL if is_start else 1.0):
+        if self._file is not None and self._is_over(len(chunk), FULL if is_snapshot else 1.0):
             self._close_file()
         if self._file is None:
             # A leadership's first is read from its beginning.
-            self._is_start_due = bool(self._header.segment) and not is_start
-            self._is_asked = self._is_start_due
+            self._is_snapshot_due = bool(self._header.segment) and not is_snapshot
+            self._is_asked = self._is_snapshot_due
             self._open(len(chunk))
         assert self._file is not None
         try:
@@ -332,7 +332,7 @@ class ArchiveWriter:
             raise
         self._end += len(chunk)
         if not self._is_asked and self._is_over(0, FULL):
-            self._is_start_due = self._is_asked = True
+            self._is_snapshot_due = self._is_asked = True
 
     def _undo(self, file: int) -> None:
         """Cut off what was half written; where that fails, a reader finds the tear."""
@@ -388,7 +388,7 @@ class ArchiveWriter:
 def _count(gap: ArchiveGap, items: Iterable[_Waiting]) -> None:
     """These are missing too."""
     for item in items:
-        if isinstance(item, _Start):
+        if isinstance(item, _PendingSnapshot):
             continue
         if isinstance(item, ArchiveGap):
             gap.requests += item.requests

@@ -183,7 +183,7 @@ async def test_leaders_of_several_minds_are_replayed_from_the_archive(
     assert not all(isinstance(one, Compared) and one.is_equal for one in others)
 
 
-async def test_what_came_late_is_told_from_the_newest_starting_point(tmp_path: Path) -> None:
+async def test_what_came_late_is_told_from_the_newest_snapshot(tmp_path: Path) -> None:
     """As from the beginning."""
     archive = tmp_path / "archive"
     async with Cluster(
@@ -200,11 +200,11 @@ async def test_what_came_late_is_told_from_the_newest_starting_point(tmp_path: P
         cluster.is_checked = False
     assert not list(verify([archive]))
     found = list(entries([archive]))
-    starts = [entry.start for entry in found if entry.HasField("start")]
+    starts = [entry.snapshot for entry in found if entry.HasField("snapshot")]
     assert len(starts) > 3
     assert all(start.workers[0].HasField("worker") for start in starts)
     read = Archived(archive)
-    late = [one.request for one in found if one.HasField("request") and one.request.start_seq]
+    late = [one.request for one in found if one.HasField("request") and one.request.snapshot_seq]
     assert len(late) > 8
     for request in late[::4]:
         told, of_all = (
@@ -212,7 +212,7 @@ async def test_what_came_late_is_told_from_the_newest_starting_point(tmp_path: P
         )
         assert not told.skipped
         assert [each.ended for each in told.choices] == ["length"] * request.submit.n
-        # What a look at the queue found that made no plan only a starting point says.
+        # What a look at the queue found that made no plan only a snapshot says.
         spans = [
             [(one.phase, one.start_unix_ns) for one in choice.intervals if one.phase != QUEUE]
             for each in (told, of_all)
@@ -222,7 +222,7 @@ async def test_what_came_late_is_told_from_the_newest_starting_point(tmp_path: P
 
 
 class Archived:
-    """An archive, also as it was written before there were starting points."""
+    """An archive, also as it was written before there were snapshots."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -233,8 +233,8 @@ class Archived:
     def without_starts(self, wanted: Wanted) -> Iterator[ArchiveEntry]:
         for entry in self(wanted):
             if entry.HasField("request"):
-                entry.request.start_seq = 0
-            if not entry.HasField("start"):
+                entry.request.snapshot_seq = 0
+            if not entry.HasField("snapshot"):
                 yield entry
 
 

@@ -1,5 +1,5 @@
 """What records say of outcomes is all that timelines want to know: at any moment of any life, with
-and without a core, from the beginning and from any starting point, they tell the same.
+and without a core, from the beginning and from any snapshot, they tell the same.
 """
 
 from collections.abc import Callable, Sequence
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kaiten.v1.archive_pb2 import ArchivedRequest, StartingPoint
+from kaiten.v1.archive_pb2 import ArchivedRequest, Snapshot
 from kaiten.v1.common_pb2 import Leader as LeaderMessage
 from kaiten.v1.ledger_pb2 import FoldedTokens, JournalRecord, SubmitRecord
 from kaiten.v1.worker_service_pb2 import RowSampling
@@ -30,7 +30,7 @@ from scheduler_svc.core.types import Request
 from scheduler_svc.journal import Journal
 from scheduler_svc.recorded import Recorded
 from scheduler_svc.request_book import BookedRequest, RequestBook
-from scheduler_svc.starting_point import StartingPoints
+from scheduler_svc.snapshots import Snapshots
 from scheduler_svc.timeline import Timelines
 from scheduler_svc.timeline_intervals import Timeline, mentioned, timelines_of
 from scheduler_svc.timeline_track import (
@@ -49,15 +49,15 @@ BETWEEN_STEPS = (Phase.QUEUE, Phase.PREFILL)
 
 @dataclass
 class Late:
-    """A reader who began at a starting point, and whom it can tell of: who came later."""
+    """A reader who began at a snapshot, and whom it can tell of: who came later."""
 
-    start: StartingPoint
+    snapshot: Snapshot
     read: Timelines = field(default_factory=Timelines)
 
     def __post_init__(self) -> None:
         self.recorded = Recorded(self.read)
-        self.recorded.begin(self.start, EPOCH)
-        self.lived = {request.id for request in self.start.requests}
+        self.recorded.begin(self.snapshot, EPOCH)
+        self.lived = {request.id for request in self.snapshot.requests}
         self.knows: set[str] = set()
 
 
@@ -79,7 +79,7 @@ class Journaled(World):
         self.journal = Journal(self.book, leader)
         self.recorded = Recorded(self.read)
         self.late: list[Late] = []
-        self.starts = StartingPoints(self, self.told, self.scheduler)
+        self.snapshots = Snapshots(self, self.told, self.scheduler)
         self.has_begun = self.is_behind = False
         self.draining: set[str] = set()
 
@@ -161,9 +161,9 @@ class Journaled(World):
     def record(self, record: JournalRecord, data: bytes = b"") -> None:
         """Read at once."""
 
-    wants_start = True
+    wants_snapshot = True
 
-    def start(self, seq: int, made: Callable[[], StartingPoint]) -> None:
+    def snapshot(self, seq: int, made: Callable[[], Snapshot]) -> None:
         self.made = made
 
     def feed(self, commit: Commit) -> None:
@@ -174,12 +174,12 @@ class Journaled(World):
     def begin_late(self) -> None:
         """Somebody begins to read behind a record that is made for it."""
         configured = Configured(config=self.scheduler.config, policy="fcfs")
-        commit = self.starts.due(self.journal, configured, self.now_ns)
+        commit = self.snapshots.due(self.journal, configured, self.now_ns)
         assert commit is not None
         self.feed(commit)
-        start = StartingPoint.FromString(self.made().SerializeToString())
-        assert start.seq == commit.record.seq
-        self.late = [*self.late[:3], *self.late[3:][-2:], Late(start)]
+        snapshot = Snapshot.FromString(self.made().SerializeToString())
+        assert snapshot.seq == commit.record.seq
+        self.late = [*self.late[:3], *self.late[3:][-2:], Late(snapshot)]
 
     def compare(self, request: Request) -> None:
         told, read = (timelines_of(each.snapshot(request.id)) for each in (self.told, self.read))
@@ -196,10 +196,10 @@ class Journaled(World):
         self.whys |= {interval.why for each in told for interval in each.intervals}
 
     def compare_lived(self, late: Late, id: str, told: Sequence[Timeline]) -> None:
-        """What lived at a starting point is told from then on, and that it was there before."""
+        """What lived at a snapshot is told from then on, and that it was there before."""
         by_choice = {each.choice: each for each in told}
         for each in timelines_of(late.read.snapshot(id)):
-            whole, at_ns = by_choice[each.choice], late.start.now_ns
+            whole, at_ns = by_choice[each.choice], late.snapshot.now_ns
             assert (each.ended, each.num_preemptions) == (whole.ended, whole.num_preemptions)
             first = each.intervals[0]
             assert first.why == NOT_ARCHIVED or first.start_ns == at_ns

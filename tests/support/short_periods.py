@@ -1,4 +1,4 @@
-"""A scheduler whose archive has a starting point every few records; started as a scheduler is."""
+"""A scheduler whose archive has a snapshot every few records; started as a scheduler is."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -11,5 +11,5 @@ RECORDS: Final = 40
 
 def main(argv: Sequence[str] | None = None) -> int:
     """As `scheduler_svc.main.main`."""
-    writer.START_RECORDS = RECORDS  # type: ignore[misc]
+    writer.SNAPSHOT_RECORDS = RECORDS  # type: ignore[misc]
     return scheduler.main(argv)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kaiten.v1.archive_pb2 import ArchiveEntry, ArchiveHeader, StartingPoint
+from kaiten.v1.archive_pb2 import ArchiveEntry, ArchiveHeader, Snapshot
 from kaiten.v1.ledger_pb2 import (
     ConfiguredInput,
     FoldedTokens,
@@ -521,18 +521,18 @@ def test_the_command_says_what_an_argument_should_be(
     assert said in capsys.readouterr().err
 
 
-def point(seq: int) -> StartingPoint:
-    return StartingPoint(version=1, seq=seq)
+def point(seq: int) -> Snapshot:
+    return Snapshot(version=1, seq=seq)
 
 
 @pytest.mark.parametrize("has_tokens", [True, False])
-def test_a_request_says_behind_which_record_the_newest_starting_point_stands(
+def test_a_request_says_behind_which_record_the_newest_snapshot_stands(
     tmp_path: Path, has_tokens: bool
 ) -> None:
     """Who comes while its record is on its way is in it, for its own entry stands before."""
     with archive_of(tmp_path, header(has_tokens=has_tokens)) as archive:
         archive.record(record(101))
-        archive.start(103, lambda: point(103))
+        archive.snapshot(103, lambda: point(103))
         archive.record(record(102))
         take_in(archive, entry(5))
         archive.record(record(103))
@@ -542,54 +542,54 @@ def test_a_request_says_behind_which_record_the_newest_starting_point_stands(
     told = [each for each in kinds(iter(found)) if each != "block"]
     assert told == [
         *("header", "record", "record", "request", "record"),
-        *("start", "request", "record"),
+        *("snapshot", "request", "record"),
     ]
-    (start,) = (each.start for each in found if each.HasField("start"))
-    assert (start.seq, [each.sequence_id for each in start.taken]) == (103, [5])
-    assert not start.taken[0].submit.prompt_token_ids
-    starts = [each.request.start_seq for each in found if each.HasField("request")]
+    (snapshot,) = (each.snapshot for each in found if each.HasField("snapshot"))
+    assert (snapshot.seq, [each.sequence_id for each in snapshot.taken]) == (103, [5])
+    assert not snapshot.taken[0].submit.prompt_token_ids
+    starts = [each.request.snapshot_seq for each in found if each.HasField("request")]
     assert starts == [0, 103]
     assert not list(verify([tmp_path]))
     # A reader who begins there has it, and nothing before.
     behind = list(entries([tmp_path], Wanted(after=Cursor(7, 103))))
-    assert kinds(iter(behind)) == ["header", "start", "request", "record"]
+    assert kinds(iter(behind)) == ["header", "snapshot", "request", "record"]
 
 
-def test_a_starting_point_whose_record_never_comes_is_none(tmp_path: Path) -> None:
+def test_a_snapshot_whose_record_never_comes_is_none(tmp_path: Path) -> None:
     with archive_of(tmp_path) as archive:
-        archive.start(102, lambda: point(102))
-        assert not archive.wants_start
+        archive.snapshot(102, lambda: point(102))
+        assert not archive.wants_snapshot
         archive.record(record(101))
         archive.record(record(103))
         take_in(archive, entry(6))
         archive.record(record(104))
     found = list(entries([tmp_path]))
-    assert "start" not in kinds(iter(found))
-    assert [each.request.start_seq for each in found if each.HasField("request")] == [0]
+    assert "snapshot" not in kinds(iter(found))
+    assert [each.request.snapshot_seq for each in found if each.HasField("request")] == [0]
 
 
 def is_due(archive: ArchiveWriter) -> bool:
-    return archive.wants_start
+    return archive.wants_snapshot
 
 
-def test_a_starting_point_is_due_by_records_by_bytes_and_for_a_segment(
+def test_a_snapshot_is_due_by_records_by_bytes_and_for_a_segment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer, "START_RECORDS", 3)
-    monkeypatch.setattr(writer, "START_BYTES", 1 << 12)
+    monkeypatch.setattr(writer, "SNAPSHOT_RECORDS", 3)
+    monkeypatch.setattr(writer, "SNAPSHOT_BYTES", 1 << 12)
     bounds = ArchiveBounds(bytes_max=8 << 14, age_s_max=3600.0)
     archive = ArchiveWriter(tmp_path, header(), bounds)
     for seq in (101, 102, 103):
         assert not is_due(archive)
         archive.record(record(seq))
     assert is_due(archive)
-    archive.start(104, lambda: point(104))
+    archive.snapshot(104, lambda: point(104))
     archive.record(record(104))
     assert not is_due(archive)
     take_in(archive, entry(1, prompt=range(1 << 12)))
     assert is_due(archive)
-    monkeypatch.setattr(writer, "START_BYTES", 1 << 30)
-    archive.start(105, lambda: point(105))
+    monkeypatch.setattr(writer, "SNAPSHOT_BYTES", 1 << 30)
+    archive.snapshot(105, lambda: point(105))
     archive.record(record(105))
     # Of more than a segment at a time the next one begins without.
     noise = [int.from_bytes(os.urandom(4), "little") for _ in range(1 << 12)]

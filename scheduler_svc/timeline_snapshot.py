@@ -8,17 +8,17 @@ from scheduler_svc.core.types import SequenceId, SlotIndex
 from scheduler_svc.timeline_track import STEPS_BEFORE, Look, Step, Track, Transition
 
 # Choices; those that have a slot are told of besides.
-STANDING_MAX: Final = 4096
+SNAPSHOT_CHOICES_MAX: Final = 4096
 # Of a worker.
-STEPS_STANDING: Final = STEPS_BEFORE
+SNAPSHOT_STEPS_MAX: Final = STEPS_BEFORE
 
 
 # One that lives: its track, of which nothing is looked at here that changes; what it does by now;
 # and how often it was preempted.
-StandingChoice = tuple[Track, Transition, int]
+ChoiceSnapshot = tuple[Track, Transition, int]
 
 
-class StandingWorker(NamedTuple):
+class WorkerSnapshot(NamedTuple):
     """`block_size` 0: it is gone, and its steps are remembered."""
 
     block_size: int
@@ -34,17 +34,17 @@ class StandingWorker(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class TimelineSnapshot:
     """Shares nothing that changes. Times in ns on the ledger's clock."""
 
     now_ns: int
     # When the leadership's first command was; the leader before decided nothing from `lost_ns` on.
     since_ns: int
     lost_ns: int
-    live: tuple[StandingChoice, ...]
+    live: tuple[ChoiceSnapshot, ...]
     # Not all that live are told of.
     is_cut: bool
-    workers: Mapping[str, StandingWorker]
+    workers: Mapping[str, WorkerSnapshot]
     look: Look | None
     # Since when it is so; 0: it is not.
     store_behind_ns: int

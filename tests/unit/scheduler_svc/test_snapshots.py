@@ -1,4 +1,4 @@
-"""An archive with starting points is read from the newest before a request, and tells the same."""
+"""An archive with snapshots is read from the newest before a request, and tells the same."""
 
 import json
 import random
@@ -32,9 +32,9 @@ from scheduler_svc.command_wire import described
 from scheduler_svc.core.commands import Command
 from scheduler_svc.core.outcome import Outcome
 from scheduler_svc.recorded import Recorded
-from scheduler_svc.replay import NO_START, Skipped, replay_archive
+from scheduler_svc.replay import NO_SNAPSHOT, Skipped, replay_archive
 from scheduler_svc.settings import SchedulerSettings
-from scheduler_svc.starting_point import StartingPoints
+from scheduler_svc.snapshots import Snapshots
 from scheduler_svc.timeline import Timelines
 from scheduler_svc.timeline_intervals import timelines_of
 from scheduler_svc.timeline_track import BEHIND, NOT_ARCHIVED
@@ -60,7 +60,7 @@ class Leader(hour.Leader):
         self.timelines = Timelines()
         self.uncommitted: list[Commit] = []
         super().__init__(world, epoch, SchedulerSettings(mix="prefill_first"))
-        self.starts = StartingPoints(self.archive, self.timelines, self.core)
+        self.snapshots = Snapshots(self.archive, self.timelines, self.core)
 
     def write(self, command: Command, outcome: Outcome, message: Any = None) -> Commit | None:
         now_ns = self.world.now_ns
@@ -81,7 +81,7 @@ class Leader(hour.Leader):
     def second(self) -> None:
         super().second()
         settings = SchedulerSettings(mix="prefill_first").configured
-        self.put(self.starts.due(self.journal, settings, self.world.now_ns))
+        self.put(self.snapshots.due(self.journal, settings, self.world.now_ns))
         # What the thread finds out of its segment is known before the next.
         until_written(self.archive)
 
@@ -109,7 +109,7 @@ def lead(world: hour.World, epoch: int, seconds: int, rng: random.Random) -> Non
 def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     """Of two leaders, in several segments each."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(writer, "START_RECORDS", EVERY)
+        patch.setattr(writer, "SNAPSHOT_RECORDS", EVERY)
         patch.setattr(writer, "SEGMENTS", SEGMENTS)
         patch.setattr(writer, "FULL", 0.6)
         patch.setattr(writer, "CHUNK_BYTES", 1 << 10)
@@ -146,16 +146,16 @@ class Reader:
 
 
 def older(entry: ArchiveEntry) -> bool:
-    """As a scheduler wrote that made no starting points."""
+    """As a scheduler wrote that made no snapshots."""
     if entry.HasField("request"):
-        entry.request.start_seq = 0
-    return not entry.HasField("start")
+        entry.request.snapshot_seq = 0
+    return not entry.HasField("snapshot")
 
 
 def later(entry: ArchiveEntry) -> bool:
-    """As one writes whose starting points are made otherwise."""
-    if entry.HasField("start"):
-        entry.start.version = 2
+    """As one writes whose snapshots are made otherwise."""
+    if entry.HasField("snapshot"):
+        entry.snapshot.version = 2
     return True
 
 
@@ -175,31 +175,31 @@ def test_there_is_one_every_so_many_records_and_at_the_head_of_each_segment(stor
             for entry in part.entries()
         ]
         assert kinds[0] == "header"
-        assert (kinds[1] == "start") == (segment.header.segment > 0), segment.path
+        assert (kinds[1] == "snapshot") == (segment.header.segment > 0), segment.path
     last_seq = 0
     for entry in entries([story.folder]):
         if entry.HasField("record"):
             last_seq = entry.record.seq
-        elif entry.HasField("start"):
-            assert entry.start.seq == last_seq
+        elif entry.HasField("snapshot"):
+            assert entry.snapshot.seq == last_seq
             seqs.append(last_seq)
     assert len(segments([story.folder])) > 6
     assert max(b - a for a, b in pairwise(seqs)) < EVERY + 3 * LAG
-    assert any(entry.start.taken for entry in entries([story.folder]))
+    assert any(entry.snapshot.taken for entry in entries([story.folder]))
 
 
 @pytest.mark.parametrize("change", [lambda entry: True, later], ids=["known", "of a later version"])
 def test_it_is_told_as_from_the_beginning(
     story: Story, change: Callable[[ArchiveEntry], bool]
 ) -> None:
-    """Also who lived under both leaders; and where starting points cannot be read."""
+    """Also who lived under both leaders; and where snapshots cannot be read."""
     from_beginning = Reader(story.folder, change=older)
     for id in story.ids[::9]:
         read = Reader(story.folder, change=change)
         told = archived_timeline(read, id)
         assert told.choices
         whole = archived_timeline(from_beginning, id)
-        if any(NO_START in sentence for sentence in told.skipped):
+        if any(NO_SNAPSHOT in sentence for sentence in told.skipped):
             # How the leader before its own ended is not worth a reading of all that it decided.
             assert change is later
             assert told.choices[0].intervals[-1] == whole.choices[0].intervals[-1]
@@ -210,7 +210,7 @@ def test_it_is_told_as_from_the_beginning(
 
 
 def test_where_the_beginning_is_gone(story: Story) -> None:
-    """Of whom all is left, all is told; of others from the first starting point they lived at."""
+    """Of whom all is left, all is told; of others from the first snapshot they lived at."""
     kept = [segment.path for segment in segments([story.folder])][2:]
     folder = kept[0].parent
     names = {path.name for path in kept}
@@ -219,7 +219,7 @@ def test_where_the_beginning_is_gone(story: Story) -> None:
     pruned = _copy(folder, names)
     read = Reader(pruned)
     still = requests_of(pruned)
-    (first, *_) = (entry.start for entry in entries([pruned]) if entry.HasField("start"))
+    (first, *_) = (entry.snapshot for entry in entries([pruned]) if entry.HasField("snapshot"))
     for id in still[::7]:
         assert archived_timeline(read, id) == archived_timeline(with_beginning, id)
         tried += 1
@@ -243,9 +243,7 @@ def _copy(folder: Path, names: set[str]) -> Path:
     return there
 
 
-def test_a_damaged_starting_point_costs_the_way_from_the_one_before(
-    story: Story, tmp_path: Path
-) -> None:
+def test_a_damaged_snapshot_costs_the_way_from_the_one_before(story: Story, tmp_path: Path) -> None:
     paths = [segment.path for segment in segments([story.folder])]
     for path in paths:
         data = bytearray(path.read_bytes())
@@ -253,7 +251,7 @@ def test_a_damaged_starting_point_costs_the_way_from_the_one_before(
         for part in parts_of(bytes(data)):
             assert isinstance(part, Chunk)
             size = HEAD_BYTES + len(part.payload)
-            if path == paths[1] and any(e.HasField("start") for e in part.entries()) and at:
+            if path == paths[1] and any(e.HasField("snapshot") for e in part.entries()) and at:
                 data[at + size - 3] ^= 255
             at += size
         (tmp_path / path.name).write_bytes(data)
@@ -295,7 +293,7 @@ def test_an_older_reader_passes_over_them(story: Story) -> None:
         new.entries, old.FromString(new.SerializeToString()).entries, strict=True
     ):
         told.append(theirs.WhichOneof("entry"))
-        assert told[-1] == (None if entry.HasField("start") else entry.WhichOneof("entry"))
+        assert told[-1] == (None if entry.HasField("snapshot") else entry.WhichOneof("entry"))
     assert None in told
 
 
@@ -355,22 +353,22 @@ def test_who_was_throttled_under_the_leader_before_is_not_under_the_next() -> No
 
 
 def test_who_lived_across_a_hole_is_told_of_on_both_sides(story: Story) -> None:
-    """Between the last record before it and the next starting point nothing is known."""
+    """Between the last record before it and the next snapshot nothing is known."""
     found = list(entries([story.folder]))
-    starts = [index for index, entry in enumerate(found) if entry.HasField("start")]
-    start = found[starts[2]].start
-    hole = range(starts[2] - 12, starts[2] - 4)
+    places = [index for index, entry in enumerate(found) if entry.HasField("snapshot")]
+    snapshot = found[places[2]].snapshot
+    hole = range(places[2] - 12, places[2] - 4)
     left = [entry for index, entry in enumerate(found) if index not in hole]
     timelines = Timelines()
     skipped = list(replay_archive(left, recorded=Recorded(timelines)))
     assert [one.why for one in skipped if isinstance(one, Skipped)] == ["records are missing"]
     across = 0
-    for request in start.requests:
+    for request in snapshot.requests:
         for told in timelines_of(timelines.snapshot(request.id)):
             assert all(a.end_ns == b.start_ns for a, b in pairwise(told.intervals))
             holes = [each for each in told.intervals if each.why == NOT_ARCHIVED]
             if holes:
-                assert holes[0].end_ns == start.now_ns
+                assert holes[0].end_ns == snapshot.now_ns
                 across += told.intervals[0] is not holes[0]
     assert across
 

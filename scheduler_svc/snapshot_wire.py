@@ -1,16 +1,16 @@
-"""What timelines know at one moment, as an archive's starting point has it, and back."""
+"""What timelines know at one moment, as an archive's snapshot has it, and back."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby, pairwise
 from typing import Final
 
-from kaiten.v1.archive_pb2 import StandingChoice as ChoiceMessage
-from kaiten.v1.archive_pb2 import StandingLook, StandingRequest, StartingPoint
-from kaiten.v1.archive_pb2 import StandingWorker as WorkerMessage
+from kaiten.v1.archive_pb2 import ChoiceSnapshot as ChoiceMessage
+from kaiten.v1.archive_pb2 import LookSnapshot, RequestSnapshot, Snapshot
+from kaiten.v1.archive_pb2 import WorkerSnapshot as WorkerMessage
 from scheduler_svc.command_wire import configured_to_proto, described
 from scheduler_svc.core.commands import Configured
 from scheduler_svc.core.types import SequenceId, WorkerSpec
-from scheduler_svc.timeline_standing import Standing, StandingChoice, StandingWorker
+from scheduler_svc.timeline_snapshot import ChoiceSnapshot, TimelineSnapshot, WorkerSnapshot
 from scheduler_svc.timeline_track import NOT_ARCHIVED, Look, Phase, Step, Track, Transition
 from scheduler_svc.timeline_wire import PHASE_FROM_PROTO, PHASE_TO_PROTO
 
@@ -18,33 +18,33 @@ from scheduler_svc.timeline_wire import PHASE_FROM_PROTO, PHASE_TO_PROTO
 VERSION: Final = 1
 
 
-def start_to_proto(
-    seq: int, standing: Standing, configured: Configured, specs: Mapping[str, WorkerSpec]
-) -> StartingPoint:
+def snapshot_to_proto(
+    seq: int, snapshot: TimelineSnapshot, configured: Configured, specs: Mapping[str, WorkerSpec]
+) -> Snapshot:
     """`specs`: of the workers that are here."""
-    return StartingPoint(
+    return Snapshot(
         version=VERSION,
         seq=seq,
-        now_ns=standing.now_ns,
-        since_ns=standing.since_ns,
-        lost_ns=standing.lost_ns,
+        now_ns=snapshot.now_ns,
+        since_ns=snapshot.since_ns,
+        lost_ns=snapshot.lost_ns,
         configured=configured_to_proto(configured),
-        workers=[_worker(id, one, specs.get(id)) for id, one in standing.workers.items()],
-        requests=_requests(standing),
-        is_cut=standing.is_cut,
-        look=_look(standing.look) if standing.look is not None else None,
-        store_behind_ns=standing.store_behind_ns,
-        closed_ns=standing.closed_ns,
-        closed_why=standing.closed_why,
-        throttled_ns=standing.throttled_ns,
+        workers=[_worker(id, one, specs.get(id)) for id, one in snapshot.workers.items()],
+        requests=_requests(snapshot),
+        is_cut=snapshot.is_cut,
+        look=_look(snapshot.look) if snapshot.look is not None else None,
+        store_behind_ns=snapshot.store_behind_ns,
+        closed_ns=snapshot.closed_ns,
+        closed_why=snapshot.closed_why,
+        throttled_ns=snapshot.throttled_ns,
     )
 
 
-def _look(look: Look) -> StandingLook:
-    return StandingLook(at_ns=look.at_ns, why=look.why, head=look.head)
+def _look(look: Look) -> LookSnapshot:
+    return LookSnapshot(at_ns=look.at_ns, why=look.why, head=look.head)
 
 
-def _worker(id: str, worker: StandingWorker, spec: WorkerSpec | None) -> WorkerMessage:
+def _worker(id: str, worker: WorkerSnapshot, spec: WorkerSpec | None) -> WorkerMessage:
     steps = worker.steps
     first = Step(0, 0, 0)
     return WorkerMessage(
@@ -65,18 +65,18 @@ def _worker(id: str, worker: StandingWorker, spec: WorkerSpec | None) -> WorkerM
     )
 
 
-def _requests(standing: Standing) -> Iterator[StandingRequest]:
+def _requests(snapshot: TimelineSnapshot) -> Iterator[RequestSnapshot]:
     """Choices of one follow each other, but for those that are told of for their slot."""
-    number = {id: index for index, id in enumerate(standing.workers, 1)}
+    number = {id: index for index, id in enumerate(snapshot.workers, 1)}
     slots = {
         (id, sequence_id): slot
-        for id, worker in standing.workers.items()
+        for id, worker in snapshot.workers.items()
         for slot, sequence_id in worker.slots.items()
     }
-    for _, some in groupby(standing.live, key=lambda one: one[0].id):
+    for _, some in groupby(snapshot.live, key=lambda one: one[0].id):
         choices = [*some]
         first = choices[0][0]
-        yield StandingRequest(
+        yield RequestSnapshot(
             id=first.id,
             tenant=first.tenant,
             sequence_id=first.sequence_id - first.choice,
@@ -95,7 +95,7 @@ def _requests(standing: Standing) -> Iterator[StandingRequest]:
         )
 
 
-def standing_from_proto(message: StartingPoint) -> Standing:
+def snapshot_from_proto(message: Snapshot) -> TimelineSnapshot:
     """What timelines go on from."""
     names = ["", *(worker.worker_id for worker in message.workers)]
     live = tuple(_live(message, names))
@@ -104,7 +104,7 @@ def standing_from_proto(message: StartingPoint) -> Standing:
         for choice in request.choices:
             if choice.HasField("slot"):
                 slots[names[choice.worker]][choice.slot] = request.sequence_id + choice.choice
-    return Standing(
+    return TimelineSnapshot(
         now_ns=message.now_ns,
         since_ns=message.since_ns,
         lost_ns=message.lost_ns,
@@ -124,7 +124,7 @@ def standing_from_proto(message: StartingPoint) -> Standing:
     )
 
 
-def _live(message: StartingPoint, names: Sequence[str]) -> Iterator[StandingChoice]:
+def _live(message: Snapshot, names: Sequence[str]) -> Iterator[ChoiceSnapshot]:
     for request in message.requests:
         for choice in request.choices:
             track = Track(
@@ -139,9 +139,9 @@ def _live(message: StartingPoint, names: Sequence[str]) -> Iterator[StandingChoi
             yield track, newest, choice.num_preemptions
 
 
-def _worker_from(worker: WorkerMessage, slots: Mapping[int, SequenceId]) -> StandingWorker:
+def _worker_from(worker: WorkerMessage, slots: Mapping[int, SequenceId]) -> WorkerSnapshot:
     plans = zip(worker.plan_ids, worker.plan_prompt_tokens, worker.plan_largest, strict=True)
-    return StandingWorker(
+    return WorkerSnapshot(
         block_size=worker.worker.block_size,
         closed_why=worker.closed_why,
         late_ns=worker.late_ns,
@@ -152,7 +152,7 @@ def _worker_from(worker: WorkerMessage, slots: Mapping[int, SequenceId]) -> Stan
     )
 
 
-def _look_from(look: StandingLook) -> tuple[str, SequenceId | None]:
+def _look_from(look: LookSnapshot) -> tuple[str, SequenceId | None]:
     return look.why, look.head if look.HasField("head") else None
 
 
