@@ -30,6 +30,7 @@ from kaiten.v1.worker_service_pb2 import ExecuteRequest
 from kaiten.v1.worker_service_pb2_grpc import WorkerServiceStub
 from service_kit.peers import Credential, Peers
 from tests.support.compose import PASSWORD, START_S, Container, Rehearsal
+from tests.support.processes import command_lines
 
 # As an operator would in .env; small, because many tests share the machine.
 ADMIN = "of0the0operator"
@@ -214,8 +215,7 @@ def test_parts_take_nobody_who_has_not_their_credential(project: Rehearsal) -> N
         assert next(watching).is_snapshot, "a gateway has it"
         watching.cancel()
     assert any("leader.followed" in each.log() for each in project.containers("scheduler"))
-    for process in psutil.Process().children(recursive=True):
-        assert secret not in " ".join(process.cmdline())
+    assert not [words for words in command_lines() if secret in " ".join(words)]
     for container in project.all():
         assert secret not in container.log()
 

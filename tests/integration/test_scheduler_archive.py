@@ -14,7 +14,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import grpc
-import psutil
 import pytest
 
 from kaiten.v1.archive_pb2 import ArchiveEntry
@@ -38,7 +37,7 @@ from service_kit.errors import NotFound
 from tests.support.answers import until
 from tests.support.cluster import SCHEDULER_FLAGS, Cluster, argv_of
 from tests.support.commands import kaiten
-from tests.support.processes import ServiceProcess
+from tests.support.processes import ServiceProcess, command_lines
 
 # Nothing is trimmed, so that the journal can be compared with.
 UNTRIMMED = {"fold_records": 1_000_000}
@@ -373,7 +372,7 @@ async def test_a_replay_ends_with_its_time_and_with_who_asked(
         told = await asking
         assert not told.choices
         assert list(told.skipped) == ["it takes longer than 1 s (--replay-s of the scheduler)"]
-    assert not [each for each in psutil.Process().children() if CHILD in each.cmdline()]
+    assert not [words for words in command_lines() if CHILD in words]
 
 
 def test_a_replay_that_nobody_ends_any_more_ends(tmp_path: Path) -> None:

@@ -14,8 +14,11 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 SCHEDULER = "scheduler_svc.main"
 FAULTY_SCHEDULER = "tests.fakes.faulty_scheduler"
@@ -30,6 +33,15 @@ _PR_SET_PDEATHSIG = 1
 EXIT_TIMEOUT_S = 60.0
 
 _context = multiprocessing.get_context("forkserver")
+
+
+def command_lines() -> list[list[str]]:
+    """Of the processes below this one. Others may end while they are looked at."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            found.append(process.cmdline())
+    return found
 
 
 class ServiceProcess:

@@ -188,10 +188,8 @@ def test_whom_its_terminal_leaves_goes_on_under_nohup_and_stops_in_order(start: 
         run.process.send_signal(signal.SIGHUP)
         first = run.child("worker-0")
         first.kill()
-        wait_until(
-            lambda: process_is_up(run.folder / "worker-0.pid") and run.child("worker-0") != first,
-            "another worker is up",
-        )
+        first.wait(WAIT_S)
+        wait_until(lambda: process_is_up(run.folder / "worker-0.pid"), "another worker is up")
         run.process.send_signal(signal.SIGTERM)
         run.process.wait(WAIT_S)
     assert sorted(run.ended()) == sorted(NAMES)
