@@ -1,8 +1,8 @@
 """Whether `/dashboard` keeps up: a full batch at a steady pace, drawn by a real Chromium.
 
-    python -m benchmarks.serving.dashboard_page [--slots 64] [--kv-blocks 4096] [--save]
+    python -m benchmarks.serving.dashboard_page [--slots 64] [--kv-blocks 4096] [--step-ms 20]
 
-The worker's steps take 20 ms and its model is a function; scheduler, gateway and browser are as
+The worker's steps take so long and its model is a function; scheduler, gateway and browser are as
 ever, and draw without a GPU. `main_thread_share` and `frame_ms` are processor time of the page's
 main thread, which a busy machine hardly touches; the frames that came are of this machine in this
 hour. `behind_ms` is the age of the newest iteration that is drawn, the interval of the watch
@@ -22,7 +22,6 @@ from tests.support.processes import MOCK_WORKER
 from tests.support.tab import Tab, tab
 from tests.support.whole_stack import WholeStack
 
-STEP_MS = 20.0
 SECONDS = 10.0
 SAMPLE_S = 0.1
 BEHIND = "Date.now() - (track()?.column(track().count - 1)?.at ?? 0)"
@@ -76,9 +75,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--slots", type=int, default=64)
     parser.add_argument("--kv-blocks", type=int, default=4096)
+    parser.add_argument("--step-ms", type=float, default=20.0)
     parser.add_argument("--save", action="store_true")
     chosen = parser.parse_args()
-    flags = {"slots": chosen.slots, "kv_blocks": chosen.kv_blocks, "step_ms": STEP_MS}
+    flags = {"slots": chosen.slots, "kv_blocks": chosen.kv_blocks, "step_ms": chosen.step_ms}
     with TemporaryDirectory() as name:
         folder = Path(name)
         stack = WholeStack(folder, worker_flags=flags, worker_module=MOCK_WORKER)
@@ -87,8 +87,7 @@ def main() -> None:
             figures = asyncio.run(measure(folder, stack, chosen.slots))
             for id in ids:
                 client.cancel(id)
-    given = {"slots": chosen.slots, "kv_blocks": chosen.kv_blocks, "step_ms": STEP_MS}
-    record("dashboard_page", given | figures, save=chosen.save)
+    record("dashboard_page", flags | figures, save=chosen.save)
 
 
 if __name__ == "__main__":
