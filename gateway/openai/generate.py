@@ -56,7 +56,10 @@ def _requests(api: Api, exchange: HttpExchange, body: GenerationBody) -> list[Ge
     """The body's, with what the headers say."""
     requests = body.requests(api.generation_service.limits, api.config.prompts_max)
     if len(requests) > 1 and exchange.header(KEY_HEADER):
-        raise InvalidRequest("Idempotency-Key", "works with a single prompt only")
+        rule = (
+            "must be a single one where the request has a name (Idempotency-Key, line of a batch)"
+        )
+        raise InvalidRequest("prompt", rule)
     return [with_headers(request, exchange) for request in requests]
 
 

@@ -131,26 +131,32 @@ def test_what_is_wrong_with_a_line_is_its_own(client: OpenAI) -> None:
         # What dumps of SDKs have besides says nothing; another word may be a misspelt one.
         enveloped("dump", COMPLETION, ENDPOINTS[COMPLETION], response=None, error=None),
         enveloped("odd", COMPLETION, ENDPOINTS[COMPLETION], error=None, priority=3),
+        line("several", prompt=["a", "b"]),
+        f'{{"custom_id": "nested", "body": {"[" * 50_000}{"]" * 50_000}}}',
         line("last"),
     ]
     batch = ended(client, begun(client, lines))
     assert batch.status == "completed"
-    assert batch.request_counts.to_dict() == {"total": 12, "completed": 3, "failed": 9}
+    assert batch.request_counts.to_dict() == {"total": 14, "completed": 3, "failed": 11}
     found = answers(client, batch.output_file_id)
     assert [each["custom_id"] for each in found] == ["fine", "dump", "last"]
     failed = answers(client, batch.error_file_id)
-    broken, long, twice, streamed, elsewhere, nameless, deep, large, odd = failed
+    broken, long, twice, streamed, elsewhere, nameless, deep, large, odd, several, nested = failed
     assert broken["error"]["message"].startswith("line 2: is no request: ")
     assert long["response"]["status_code"] == 400
     assert long["response"]["body"]["error"]["param"] == "stop"
     assert "line 4: custom_id: 'fine' is that of an earlier line" in twice["error"]["message"]
     assert streamed["response"]["body"]["error"]["param"] == "stream"
     assert "line 6: url: must be the batch's endpoint" in elsewhere["error"]["message"]
+    # What can be read of it says whose it is.
+    assert [each["custom_id"] for each in (twice, elsewhere, odd)] == ["fine", "elsewhere", "odd"]
     assert "line 7: custom_id: must have 1 to 512" in nameless["error"]["message"]
     assert (deep["custom_id"], deep["response"]["status_code"]) == ("deep", 400)
     assert deep["response"]["body"]["error"]["param"] == "prompt"
     assert large["error"]["message"] == "line 9: must have at most 8388608 bytes"
     assert odd["error"]["message"] == "line 11: priority: is not a known field"
+    assert several["response"]["body"]["error"]["param"] == "prompt"
+    assert "line 13: is no request: maximum recursion depth" in nested["error"]["message"]
 
 
 def test_what_is_only_for_live_requests_is_named(client: OpenAI) -> None:
@@ -174,8 +180,12 @@ def test_a_batch_is_cancelled_and_what_was_answered_stays(client: OpenAI) -> Non
     output = client.files.retrieve(batch.output_file_id)
     assert output.expires_at == output.created_at + 5000
     assert batch.status == "cancelled"
-    assert 1 <= batch.request_counts.completed < 201
-    assert len(answers(client, batch.output_file_id)) == batch.request_counts.completed
+    done, rest = answers(client, batch.output_file_id), answers(client, batch.error_file_id)
+    assert 1 <= batch.request_counts.completed == len(done) < 201
+    assert batch.request_counts.failed == len(rest)
+    assert {each["error"]["code"] for each in rest} == {"batch_cancelled"}
+    told = sorted(each["custom_id"] for each in done + rest)
+    assert told == sorted(["short", *map(str, range(200))])
     # What is over stays so.
     assert client.batches.cancel(batch.id) == batch
 

@@ -24,6 +24,7 @@ from gateway.openai.batches.lines import (
     LineProblem,
     LineResponse,
     answer_of,
+    custom_id_of,
     line_of,
 )
 from gateway.openai.batches.outputs import ChunkWriter
@@ -262,17 +263,15 @@ class BatchRun:
         number, seen = 0, set[str]()
         async for raw in self._lines(batch):
             number += 1
-            custom_id: str | None = None
             try:
                 line = self._line(batch, raw)
-                custom_id = line.custom_id
-                if custom_id in seen:
+                if (custom_id := line.custom_id) in seen:
                     raise InvalidRequest("custom_id", f"{custom_id!r} is that of an earlier line")
                 seen.add(custom_id)
             except InvalidRequest as error:
                 if number not in done:
                     problem = LineProblem("invalid_line", f"line {number}: {error}")
-                    await self._answer(number, custom_id, problem)
+                    await self._answer(number, custom_id_of(raw), problem)
                 continue
             if number not in done:
                 yield number, line

@@ -37,7 +37,15 @@ class Line(Struct):
     body: msgspec.Raw
 
 
+class Named(Struct):
+    """A line of which nothing else is looked at."""
+
+    custom_id: str
+
+
 FIELDS: Final = frozenset(Line.__struct_fields__)
+# What is not UTF-8, and what is nested too deep, too.
+UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class LineResponse(Struct):
@@ -65,7 +73,7 @@ def line_of(raw: bytes, *, endpoint: str, bytes_max: int) -> Line:
     try:
         _check_known(msgspec.json.decode(raw, type=dict[str, msgspec.Raw]))
         line = msgspec.json.decode(raw, type=Line)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise InvalidRequest("", f"is no request: {str(error)[:200]}") from None
     if not 0 < len(line.custom_id) <= CUSTOM_ID_CHARS_MAX:
         rule = f"must have 1 to {CUSTOM_ID_CHARS_MAX} characters"
@@ -73,6 +81,15 @@ def line_of(raw: bytes, *, endpoint: str, bytes_max: int) -> Line:
     if line.url != endpoint:
         raise InvalidRequest("url", f"must be the batch's endpoint, {endpoint}")
     return line
+
+
+def custom_id_of(raw: bytes) -> str | None:
+    """Of a line that may be wrong otherwise; None: it cannot be read."""
+    try:
+        custom_id = msgspec.json.decode(raw, type=Named).custom_id
+    except UNREADABLE:
+        return None
+    return custom_id if len(custom_id) <= CUSTOM_ID_CHARS_MAX else None
 
 
 def _check_known(fields: Mapping[str, msgspec.Raw]) -> None:
