@@ -169,10 +169,14 @@ class Batches:
         return sorted(int(line) for line in lines)
 
     async def answers(self, name: BatchName, lines: Sequence[int]) -> list[bytes]:
-        """Of lines that have one."""
+        """Of lines that have one. NotFound: it is over, and they are kept no more."""
+        if not lines:
+            return []
         key = self._store.keys.batch_lines(*name)
         (found,) = await self._store.read((("HMGET", key, *lines),))
-        return [each for each in found if each is not None]
+        if None in found:
+            raise _gone(name)
+        return list(found)
 
     async def _found(self, names: Sequence[BatchName]) -> list[StoredBatch | None]:
         keys = self._store.keys

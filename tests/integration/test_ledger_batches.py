@@ -54,6 +54,9 @@ async def test_an_answer_is_written_once_and_counted_once(redis_url: str, cell: 
     assert await batches.move(NAME, "completed", of=("in_progress",), fields=fields) == "completed"
     assert await batches.live() == []
     assert await batches.answered(NAME) == []
+    # Whoever still writes them down must not take them for none.
+    with pytest.raises(NotFound):
+        await batches.answers(NAME, [3, 7])
     with pytest.raises(NotFound):
         await batches.answer(NAME, 8, b"late", is_ok=True)
     # A state is left once: who comes later is told which it is.

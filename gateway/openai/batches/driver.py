@@ -52,8 +52,8 @@ OPENING_S: Final = 0.002
 PARTING_S: Final = 60.0
 # Others may have come and workers left since the lines were fed.
 WINDOWS: Final = 8
-# Answers read at once.
-AT_ONCE: Final = 256
+# Answers read at once: each may have megabytes, and the store holds what it sends.
+AT_ONCE: Final = 32
 OUTPUTS: Final = {True: "output", False: "errors"}
 OK: Final = {True: b"+", False: b"-"}
 
@@ -213,13 +213,15 @@ class BatchRun:
             await self._link.ledger.batches.move(self._name, "in_progress", of=of, fields=fields)
 
     async def _compute(self, batch: StoredBatch) -> None:
-        """All lines without an answer, until it is to be cancelled, or its time is over."""
+        """All lines without an answer, until it is to be cancelled, its time is over, or its input
+        is gone: those that are left then have none.
+        """
         done = set(await self._link.ledger.batches.answered(self._name))
-        self._expires_s = self._now_s() + await self._left_s(batch)
+        left_s = await self._left_s(batch)
+        self._expires_s, is_late = self._now_s() + left_s, left_s <= 0
         feeding = asyncio.create_task(self._feed(batch, done))
-        fields: dict[str, str] = {}
         try:
-            while not fields:
+            while not is_late:
                 await asyncio.wait({feeding}, timeout=LOOK_S)
                 if feeding.done():
                     feeding.result()
@@ -227,18 +229,16 @@ class BatchRun:
                 now = await self._link.ledger.batches.find(self._name)
                 if now.status != "in_progress":
                     return
-                fields = {"is_late": "1"} if await self._left_s(now) <= 0 else {}
-        except InputGone as error:
-            await self._answer_rest(batch, LineProblem("input_gone", str(error)))
+                is_late = await self._left_s(now) <= 0
+        except InputGone:
+            pass
         except NotFound:
             # An answer came too late: its state is another by now.
             return
         finally:
             feeding.cancel()
             await asyncio.wait({feeding})
-        if fields:
-            problem = LineProblem("batch_expired", "the batch's time ran out before its turn")
-            await self._answer_rest(batch, problem)
+        fields = {"is_late": "1"} if is_late else {}
         of = ("in_progress",)
         await self._link.ledger.batches.move(self._name, "finalizing", of=of, fields=fields)
 
@@ -319,9 +319,11 @@ class BatchRun:
             await self._answer(number, line.custom_id, LineProblem("no_room", said))
 
     async def _answer(self, number: int, custom_id: str | None, problem: LineProblem) -> None:
+        await self._keep(number, self._failure(number, custom_id, problem), is_ok=False)
+
+    def _failure(self, number: int, custom_id: str | None, problem: LineProblem) -> bytes:
         id = f"batch_req_{self._request_id(number)}"
-        raw = msgspec.json.encode(LineAnswer(id=id, custom_id=custom_id, error=problem))
-        await self._keep(number, raw, is_ok=False)
+        return msgspec.json.encode(LineAnswer(id=id, custom_id=custom_id, error=problem))
 
     async def _keep(self, number: int, raw: bytes, *, is_ok: bool) -> None:
         batches = self._link.ledger.batches
@@ -335,28 +337,48 @@ class BatchRun:
         """Until its window is over; 0 or less: it is."""
         return batch.number("expires_at") - await self._link.ledger.now_ns() / 1_000_000_000
 
-    async def _answer_rest(self, batch: StoredBatch, problem: LineProblem) -> None:
-        """Lines that have no answer by now; by their number where they can be read no more."""
-        await self._give_up(batch)
-        left = dict[int, str | None].fromkeys(range(1, batch.number("total") + 1))
-        for number in await self._link.ledger.batches.answered(self._name):
-            del left[number]
-        with suppress(InputGone):
-            number = 0
-            async for raw in self._lines(batch):
-                number += 1
-                if number in left:
-                    with suppress(InvalidRequest):
-                        left[number] = self._line(batch, raw).custom_id
-        for number, custom_id in left.items():
-            await self._answer(number, custom_id, problem)
+    async def _write_down(self, batch: StoredBatch) -> None:
+        """The answers in the order of their lines, and why others have none, become two files; then
+        it is over. No answer comes any more: whoever does it again writes the same.
+        """
+        numbers = await self._link.ledger.batches.answered(self._name)
+        rest = await self._rest(batch, set(numbers))
+        if rest:
+            await self._give_up(batch, set(numbers))
+        fields, usage = dict[str, str](), UsageSum(batch.fields["endpoint"])
+        writers = {is_ok: self._writer(kind) for is_ok, kind in OUTPUTS.items()}
+        async for is_ok, answer in self._answers(batch, numbers, rest):
+            await writers[is_ok].write(answer)
+            if is_ok:
+                usage.add(answer)
+        for is_ok, writer in writers.items():
+            await writer.end()
+            if writer.size_bytes:
+                await self._keep_file(batch, writer, f"{self._name.id}_{OUTPUTS[is_ok]}.jsonl")
+                fields[f"{OUTPUTS[is_ok]}_file_id"] = writer.id
+        fields |= usage.fields | {"failed": str(batch.number("failed") + len(rest))}
+        state, of = _end(batch), ("finalizing", "cancelling")
+        if await self._link.ledger.batches.move(self._name, state, of=of, fields=fields) == state:
+            self._meters.lines["failed"] += len(rest)
 
-    async def _give_up(self, batch: StoredBatch) -> None:
+    async def _rest(self, batch: StoredBatch, answered: set[int]) -> dict[int, str | None]:
+        """Lines without an answer, and what they are called where that can be read."""
+        left = range(1, batch.number("total") + 1)
+        rest: dict[int, str | None] = {each: None for each in left if each not in answered}
+        if rest:
+            with suppress(InputGone):
+                number = 0
+                async for raw in self._lines(batch):
+                    number += 1
+                    if number in rest:
+                        rest[number] = custom_id_of(raw)
+        return rest
+
+    async def _give_up(self, batch: StoredBatch, done: set[int]) -> None:
         """Requests that may have been begun: there is never more than a window beyond those done.
 
         Of another driver too, whose window was as large.
         """
-        done = set(await self._link.ledger.batches.answered(self._name))
         last = min(batch.number("total"), len(done) + WINDOWS * self._window.size)
         for number in range(1, last + 1):
             if number not in done:
@@ -365,51 +387,25 @@ class BatchRun:
                         self._request_id(number), self._tenant
                     )
 
-    async def _write_down(self, batch: StoredBatch) -> None:
-        """The answers in the order of their lines become two files; then it is over."""
-        is_cancelled = batch.status == "cancelling"
-        if is_cancelled:
-            await self._give_up(batch)
-        numbers = await self._link.ledger.batches.answered(self._name)
-        fields, usage = dict[str, str](), UsageSum(batch.fields["endpoint"])
-        for is_ok, kind in OUTPUTS.items():
-            tell = usage.add if is_ok else None
-            if id := await self._write_file(batch, numbers, tell, is_ok=is_ok):
-                fields[f"{kind}_file_id"] = id
-        fields |= usage.fields
-        end = "expired" if batch.fields.get("is_late") else "completed"
-        state = "cancelled" if is_cancelled else end
-        of = ("finalizing", "cancelling")
-        await self._link.ledger.batches.move(self._name, state, of=of, fields=fields)
-
-    async def _write_file(
-        self,
-        batch: StoredBatch,
-        numbers: list[int],
-        tell: Callable[[bytes], None] | None,
-        *,
-        is_ok: bool,
-    ) -> str:
-        """Its id; empty: it would be. `tell` is told of each answer."""
-        kind = OUTPUTS[is_ok]
-        id = f"file-{self._name.id.removeprefix('batch_')}-{kind}"
-        writer = ChunkWriter(self._link.ledger.files, self._name.tenant, id)
-        async for answer in self._answers(numbers, is_ok=is_ok):
-            await writer.write(answer)
-            if tell is not None:
-                tell(answer)
-        await writer.end()
-        if not writer.size_bytes:
-            return ""
-        await self._keep_file(batch, writer, f"{self._name.id}_{kind}.jsonl")
-        return id
-
-    async def _answers(self, numbers: list[int], *, is_ok: bool) -> AsyncIterator[bytes]:
+    async def _answers(
+        self, batch: StoredBatch, answered: list[int], rest: dict[int, str | None]
+    ) -> AsyncIterator[tuple[bool, bytes]]:
+        """Of all lines, in their order, and whether it is a good one."""
+        problem, numbers = _why_none(batch), sorted([*answered, *rest])
         for start in range(0, len(numbers), AT_ONCE):
             some = numbers[start : start + AT_ONCE]
-            for answer in await self._link.ledger.batches.answers(self._name, some):
-                if answer[:1] == OK[is_ok]:
-                    yield answer[1:]
+            known = [number for number in some if number not in rest]
+            found = iter(await self._link.ledger.batches.answers(self._name, known))
+            for number in some:
+                if number in rest:
+                    yield False, self._failure(number, rest[number], problem)
+                else:
+                    answer = next(found)
+                    yield answer[:1] == OK[True], answer[1:]
+
+    def _writer(self, kind: str) -> ChunkWriter:
+        id = f"file-{self._name.id.removeprefix('batch_')}-{kind}"
+        return ChunkWriter(self._link.ledger.files, self._name.tenant, id)
 
     async def _keep_file(self, batch: StoredBatch, writer: ChunkWriter, filename: str) -> None:
         """Computed and not lost: it waits until its tenant has made room."""
@@ -438,7 +434,7 @@ class BatchRun:
                 if line.strip():
                     yield line
         except NotFound:
-            raise InputGone(f"the input file {id} is not kept any more") from None
+            raise InputGone(_gone(batch)) from None
 
     def _line(self, batch: StoredBatch, raw: bytes) -> Line:
         bytes_max = self._api.config.body_bytes_max
@@ -446,3 +442,25 @@ class BatchRun:
 
     def _request_id(self, number: int) -> str:
         return f"{self._name.id}-{number}"
+
+
+def _end(batch: StoredBatch) -> str:
+    """The state that it will be in."""
+    if batch.status == "cancelling":
+        return "cancelled"
+    return "expired" if batch.fields.get("is_late") else "completed"
+
+
+def _why_none(batch: StoredBatch) -> LineProblem:
+    """What is told of lines that have no answer at its end."""
+    match _end(batch):
+        case "cancelled":
+            return LineProblem("batch_cancelled", "the batch was cancelled before its turn")
+        case "expired":
+            return LineProblem("batch_expired", "the batch's time ran out before its turn")
+        case _:
+            return LineProblem("input_gone", _gone(batch))
+
+
+def _gone(batch: StoredBatch) -> str:
+    return f"the input file {batch.fields['input_file_id']} is not kept any more"
