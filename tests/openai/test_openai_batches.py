@@ -190,6 +190,23 @@ def test_a_batch_is_cancelled_and_what_was_answered_stays(client: OpenAI) -> Non
     assert client.batches.cancel(batch.id) == batch
 
 
+def test_a_response_that_did_not_come_to_its_end_is_no_answer(client: OpenAI) -> None:
+    url = "/v1/responses"
+    batch = begun(client, [line("long", url, max_output_tokens=900, ignore_eos=True)], url)
+
+    def is_cancelled() -> bool:
+        try:
+            return client.responses.cancel(f"resp_{batch.id}-1").status == "cancelled"
+        except NotFoundError:
+            return False
+
+    wait_until(is_cancelled, "it is accepted, and cancelled")
+    batch = ended(client, batch)
+    assert batch.request_counts.to_dict() == {"total": 1, "completed": 0, "failed": 1}
+    (told,) = answers(client, batch.error_file_id)
+    assert (told["custom_id"], told["response"]["body"]["status"]) == ("long", "cancelled")
+
+
 def test_a_batch_whose_day_is_over_ends_with_what_it_has(
     client: OpenAI, whole_stack: WholeStack
 ) -> None:

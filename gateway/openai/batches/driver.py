@@ -310,7 +310,7 @@ class BatchRun:
     async def _keep_answer(self, number: int, line: Line, response: LineResponse) -> None:
         id = self._request_id(number)
         found = LineAnswer(id=f"batch_req_{id}", custom_id=line.custom_id, response=response)
-        raw, is_ok = msgspec.json.encode(found), response.status_code < 400
+        raw, is_ok = msgspec.json.encode(found), response.is_answer
         try:
             await self._keep(number, raw, is_ok=is_ok)
         except Overloaded as error:

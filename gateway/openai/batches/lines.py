@@ -48,10 +48,22 @@ FIELDS: Final = frozenset(Line.__struct_fields__)
 UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
+class Ended(Struct):
+    """What only a response says of itself, which is told with 200 however it ended."""
+
+    status: str = ""
+
+
 class LineResponse(Struct):
     status_code: int
     request_id: str
     body: msgspec.Raw
+
+    @property
+    def is_answer(self) -> bool:
+        if self.status_code >= 400:
+            return False
+        return msgspec.json.decode(self.body, type=Ended).status not in ("cancelled", "failed")
 
 
 class LineProblem(Struct):
