@@ -7,7 +7,7 @@ import secrets
 import time
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -54,9 +54,7 @@ class Note:
 
     def write(self, path: Path) -> None:
         """All of it or nothing."""
-        beside = path.with_name(f"{path.name}.new")
-        beside.write_text(json.dumps(asdict(self)))
-        beside.replace(path)
+        _write(path, json.dumps(asdict(self)).encode())
 
     @classmethod
     def read(cls, path: Path) -> "Note | None":
@@ -153,8 +151,11 @@ def batch(url: str, tls: TLS | None, path: Path, *, api_key: str | None, cancels
         console().print(Text(f"error: {error}", style="red"), soft_wrap=True)
         return 1
     except KeyboardInterrupt:
-        told = "the batch goes on without you; the same command comes back to it, --cancel ends it"
-        console().print(told, soft_wrap=True)
+        if files.note.exists():
+            told = (
+                "the batch goes on without you; the same command comes back to it, --cancel ends it"
+            )
+            console().print(told, soft_wrap=True)
         raise
 
 
@@ -181,7 +182,7 @@ def _begun(server: Server, url: str, files: Files) -> dict[str, Any]:
     except Refused as error:
         # What it finds wrong was not begun. Who lacks a key, say, may come back with it.
         if error.status == httpx.codes.BAD_REQUEST:
-            files.note.unlink()
+            _forget(server, note.file_id, files)
         raise
 
 
@@ -250,10 +251,10 @@ def _told(server: Server, ended: dict[str, Any], files: Files) -> int:
         (ended["output_file_id"], files.output),
         (ended["error_file_id"], files.errors),
     ):
-        path.unlink(missing_ok=True)
-        if file_id is not None:
-            path.write_bytes(server.ask("GET", f"/v1/files/{file_id}/content").content)
-    files.note.unlink()
+        if file_id is None:
+            path.unlink(missing_ok=True)
+        else:
+            _write(path, _content(server, file_id, files))
     counts, told = ended["request_counts"], Text()
     told.append(f"{ended['status']}: {counts['completed']} of {counts['total']} lines answered")
     if files.output.exists():
@@ -263,7 +264,36 @@ def _told(server: Server, ended: dict[str, Any], files: Files) -> int:
     for problem in (ended["errors"] or {}).get("data", ()):
         told.append(f"\n{problem['message']}")
     console().print(told, soft_wrap=True)
+    _forget(server, ended["input_file_id"], files)
     return 0 if counts["completed"] == counts["total"] > 0 else 1
+
+
+def _content(server: Server, file_id: str, files: Files) -> bytes:
+    try:
+        return server.ask("GET", f"/v1/files/{file_id}/content").content
+    except Refused as error:
+        hint = f"\ndelete {files.note} to begin anew"
+        raise BatchError(
+            f"{error}{hint if error.status == httpx.codes.NOT_FOUND else ''}"
+        ) from error
+
+
+def _forget(server: Server, file_id: str, files: Files) -> None:
+    """Nobody comes back to it, and what was uploaded would take its tenant's room for days."""
+    files.note.unlink(missing_ok=True)
+    with suppress(BatchError):
+        server.ask("DELETE", f"/v1/files/{file_id}")
+
+
+def _write(path: Path, content: bytes) -> None:
+    """All of it or nothing: what was there stays until then."""
+    beside = path.with_name(f"{path.name}.new")
+    try:
+        beside.write_bytes(content)
+        beside.replace(path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise BatchError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def _checked(answer: httpx.Response) -> httpx.Response:

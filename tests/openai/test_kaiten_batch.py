@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import resource
 import signal
 import threading
 from collections.abc import Callable, Sequence
@@ -11,10 +12,10 @@ from typing import Any
 
 import httpx
 import pytest
-from openai import OpenAI
+from openai import NotFoundError, OpenAI
 
 from kaiten.cli import app as cli
-from kaiten.cli.batch import Files, Note, _retry_after_s
+from kaiten.cli.batch import Files, Note, Server, _retry_after_s
 from kaiten.local.ports import HeldPort
 from tests.support.commands import Command
 from tests.support.terminal import Terminal
@@ -108,6 +109,68 @@ def test_killed_and_run_again_it_goes_on(
     answers = lines_of(tmp_path / "lines.output.jsonl")
     assert sorted(int(each["custom_id"]) for each in answers) == [*range(24)]
     assert not path_of_note.exists()
+    # What was uploaded takes nobody's room any more.
+    with pytest.raises(NotFoundError):
+        client.files.retrieve(batch.input_file_id)
+
+
+def test_a_disk_without_room_leaves_what_was_there(whole_stack: WholeStack, tmp_path: Path) -> None:
+    path = write(tmp_path / "lines.jsonl", [asked(f"Plate {n}", 50) for n in range(24)])
+    output = tmp_path / "lines.output.jsonl"
+    output.write_text("of yesterday\n")
+    process = begun(whole_stack.door.http, path)
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (4096, 4096))
+    code, out, err = process.ends()
+    assert code == 1
+    assert f"{output} cannot be written: File too large" in (out + err).replace("\n", "")
+    assert output.read_text() == "of yesterday\n"
+    assert {each.name for each in tmp_path.iterdir()} == {
+        "lines.jsonl", "lines.jsonl.batch", "lines.output.jsonl",
+    }  # fmt: skip
+    code, said = run(whole_stack.door.http, path)
+    assert code == 0, said
+    assert len(lines_of(output)) == 24
+
+
+def test_answers_that_are_gone_are_told_of(
+    refused: Refused, whole_stack: WholeStack, client: OpenAI, tmp_path: Path
+) -> None:
+    path = write(tmp_path / "lines.jsonl", [asked("Tea")])
+    output = tmp_path / "lines.output.jsonl"
+    output.write_text("of yesterday\n")
+    note, before = tmp_path / "lines.jsonl.batch", {each.id for each in client.batches.list()}
+    # Its command must not have its answer before it is killed.
+    whole_stack.worker.send(signal.SIGSTOP)
+    try:
+        process = begun(whole_stack.door.http, path)
+        wait_until(lambda: {each.id for each in client.batches.list()} - before, "it is begun")
+        process.kill()
+    finally:
+        whole_stack.worker.send(signal.SIGCONT)
+    (id,) = {each.id for each in client.batches.list()} - before
+    wait_until(lambda: client.batches.retrieve(id).output_file_id, "it is answered")
+    client.files.delete(str(client.batches.retrieve(id).output_file_id))
+    code, said = refused(whole_stack.door.http, path)
+    assert code == 1
+    assert f"delete {note} to begin anew" in said.replace("\n", " ")
+    assert output.read_text() == "of yesterday\n"
+
+
+@pytest.mark.parametrize("is_begun", [True, False])
+def test_an_interrupted_command_says_what_goes_on(
+    refused: Refused, monkeypatch: pytest.MonkeyPatch, is_begun: bool, tmp_path: Path
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Server, "ask", interrupted)
+    path, url = write(tmp_path / "lines.jsonl", [asked("Tea")]), "http://127.0.0.1:1"
+    if is_begun:
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        Note(url=url, digest=digest, file_id="file-1", key="k").write(Files(path).note)
+    code, said = refused(url, path)
+    assert code == 130
+    assert ("the batch goes on without you" in said) is is_begun
 
 
 def test_other_lines_are_another_batch(whole_stack: WholeStack, tmp_path: Path) -> None:
@@ -150,14 +213,16 @@ def test_what_is_no_batch_is_not_begun(
 
 
 def test_what_the_gateway_refuses_leaves_nothing_behind(
-    refused: Refused, whole_stack: WholeStack, tmp_path: Path
+    refused: Refused, whole_stack: WholeStack, client: OpenAI, tmp_path: Path
 ) -> None:
+    before = [each.id for each in client.files.list(purpose="batch")]
     path = tmp_path / "lines.jsonl"
     path.write_text('{"url": "/v1/embeddings"}\n')
     code, said = refused(whole_stack.door.http, path)
     assert code == 1
     assert "error: endpoint: " in said
     assert [*tmp_path.iterdir()] == [path]
+    assert [each.id for each in client.files.list(purpose="batch")] == before
 
 
 def test_a_bar_where_somebody_looks(whole_stack: WholeStack, tmp_path: Path) -> None:

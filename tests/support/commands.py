@@ -41,6 +41,11 @@ class Command:
         environ = os.environ | {"COLUMNS": "100"} | dict(environ or {})
         self._process = forked(_enter, words, self._streams, environ)
 
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
     def kill(self) -> None:
         """As a crash, and wait until it is gone."""
         self._process.kill()
