@@ -71,6 +71,7 @@ class GatewayMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        scope = _in_origin_form(scope)
         request_id = _request_id(header(scope, "x-request-id"))
         state: dict[str, Any] = scope.setdefault("state", {})
         state |= {"request_id": request_id, "is_started": False}
@@ -107,6 +108,17 @@ class GatewayMiddleware:
             log.error("http.crashed", path=scope["path"], error_id=error_id, exc_info=error)
             if not scope["state"]["is_started"]:
                 await _answer(send, 500, errors.internal(error_id), {})
+
+
+def _in_origin_form(scope: Scope) -> Scope:
+    """A target may be a whole URI, whose authority then counts as the Host (RFC 9112, 3.2.2)."""
+    scheme, _, rest = scope["path"].partition("://")
+    if scheme.lower() not in ("http", "https"):
+        return scope
+    authority, _, path = rest.partition("/")
+    others = [each for each in scope["headers"] if each[0] != b"host"]
+    host = (b"host", authority.encode("latin-1", "replace"))
+    return {**scope, "path": f"/{path}", "headers": [host, *others]}
 
 
 def header(scope: Scope, name: str) -> str:
