@@ -42,13 +42,31 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     *openapi.OPERATIONS,
     *pages.OPERATIONS,
 )
-# What a misbehaving path or method is called in the error body.
-# Of OpenAI's API: where there is what such a path is for.
+# Of OpenAI's API and other servers': where there is what such a path is for.
 ELSEWHERE: Final = {
     "/v1/chat/completions": "chats are not kept; POST /v1/responses keeps what it answers",
-    "/v1/assistants": "there are /v1/conversations and /v1/responses",
-    "/v1/threads": "there are /v1/conversations and /v1/responses",
+    **dict.fromkeys(
+        ("/v1/assistants", "/v1/threads"), "there are /v1/conversations and /v1/responses"
+    ),
+    **dict.fromkeys(
+        ("/chat", "/completions", "/models", "/responses", "/files", "/batches"),
+        "OpenAI's paths begin with /v1",
+    ),
+    **dict.fromkeys(
+        ("/generate", "/generate_stream", "/completion", "/invocations", "/api"),
+        "there are /v1/completions and /v1/chat/completions",
+    ),
+    **dict.fromkeys(
+        (
+            *("/v1/embeddings", "/v1/rerank", "/v1/score", "/v1/moderations", "/v1/images"),
+            *("/v1/audio", "/v1/fine_tuning", "/embed", "/rerank", "/score", "/classify"),
+            *("/pooling",),
+        ),
+        "this server generates text, and nothing else",
+    ),
+    **dict.fromkeys(("/v1/tokenize", "/v1/detokenize"), "there are /tokenize and /detokenize"),
 }
+# What a misbehaving path or method is called in the error body.
 HTTP_CODES: Final = {404: "unknown_url", 405: "method_not_allowed"}
 
 

@@ -93,13 +93,16 @@ def test_no_such_model(client: OpenAI) -> None:
 
 
 def test_no_such_path_or_method(client: OpenAI) -> None:
-    with pytest.raises(openai.NotFoundError) as caught:
+    with pytest.raises(openai.NotFoundError, match="generates text, and nothing else") as caught:
         client.embeddings.create(model=MODEL, input="x")
     assert caught.value.code == "unknown_url"
     with pytest.raises(openai.APIStatusError) as refused:
         client.models.delete(MODEL)
     assert refused.value.status_code == 405
     # What is here under another name is named.
+    bare = client.with_options(base_url=str(client.base_url).removesuffix("v1/"))
+    with pytest.raises(openai.NotFoundError, match="paths begin with /v1"):
+        bare.models.list()
     with pytest.raises(openai.NotFoundError, match="POST /v1/responses keeps what it answers"):
         client.chat.completions.retrieve("chatcmpl-1")
     with pytest.raises(openai.APIStatusError, match="chats are not kept"):
