@@ -21,8 +21,6 @@ PARAMS: Final = {
     "conversation.template_options": "chat_template_kwargs",
     "sampling.logprobs": "logprobs",
     "sampling.bad_words": "bad_words_token_ids",
-    "positions": "starting_after",
-    "request_id": "Idempotency-Key",
 }
 PREFIXES: Final = re.compile(r"^(sampling|conversation)\.")
 # Around what a tool and a call have, OpenAI puts an object.

@@ -16,7 +16,7 @@ from gateway.openai.fields.tools import (
     ToolCalls,
     Tools,
     chosen,
-    tool_of,
+    tools_of,
 )
 from gateway.openai.generate import generating
 from gateway.openai.generation_body import GenerationBody
@@ -246,8 +246,7 @@ class ChatBody(GenerationBody):
         prompt = chat_prompt(self.messages, options | (self.chat_template_kwargs or {}))
         choice = self.tool_choice
         name = choice.function.name if isinstance(choice, NamedChoice) else ""
-        functions = [each.function for each in self.tools or ()]
-        tools = tuple(map(tool_of, functions))
+        tools = tools_of(each.function for each in self.tools or ())
         must_call = chosen(tools, None if isinstance(choice, NamedChoice) else choice, name)
         request = self.request(
             replace(prompt, tools=() if choice == "none" else tools),

@@ -26,7 +26,6 @@ from kaiten.v1.common_pb2 import SamplingParams, StructuredOutputs
 from service_kit.errors import InvalidRequest
 
 SAMPLING_FIELDS: Final = tuple(SamplingParams.DESCRIPTOR.fields_by_name)
-SEED_MIN: Final = -(2**63)
 # Few enough digits that one string has one meaning and none costs time.
 TOKEN_ID: Final = re.compile(r"0|-?[1-9][0-9]{0,18}", re.ASCII)
 
@@ -111,9 +110,6 @@ class SamplingBody(RequestBody):
         given = {name: getattr(self, name) for name in SAMPLING_FIELDS if hasattr(self, name)}
         # -1 means "all" to other servers' clients.
         given["top_k"] = 0 if self.top_k == -1 else self.top_k
-        # OpenAI's seed is a signed 64-bit number: the negative ones are the upper half of ours.
-        if self.seed is not None and SEED_MIN <= self.seed < 0:
-            given["seed"] = self.seed + 2**64
         given["logit_bias"] = _biases(self.logit_bias or {})
         given["bad_words"] = self.bad_words_token_ids
         given["structured_outputs"] = self._structured_outputs()
@@ -135,8 +131,9 @@ class SamplingBody(RequestBody):
 
     @property
     def aliases(self) -> Mapping[str, str]:
-        name = self.output_format[0]
-        return {structured_outputs.FIELD: name} if name and self.structured_outputs is None else {}
+        name = self.output_format[0] if self.structured_outputs is None else ""
+        own = {structured_outputs.FIELD: name} if name else {}
+        return {"request_id": "Idempotency-Key", **own}
 
 
 class GenerationBody(SamplingBody):

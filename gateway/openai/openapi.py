@@ -15,7 +15,6 @@ from gateway.http.exchange import HttpExchange
 from gateway.http.json_body import STRINGS_MAX
 from gateway.http.json_reply import to_json
 from gateway.http.middleware import OPEN_PATHS
-from gateway.openai.generation_body import SEED_MIN
 from gateway.openai.operation import OPEN, Api, Operation
 from gateway.openai.request_body import (
     ELSEWHERE,
@@ -254,8 +253,8 @@ def _number_rules(limits: Limits) -> Rules:
     bounds |= dict.fromkeys(("max_tokens", "max_completion_tokens", "min_tokens"), output)
     bounds |= {"max_output_tokens": (1, output[1])}
     bounds |= dict.fromkeys(("n", "best_of"), (1, limits.choices_max))
-    # What these are before they become unsigned.
-    bounds |= {"top_k": (-1, bounds["top_k"][1]), "seed": (SEED_MIN, bounds["seed"][1])}
+    # What it is before it becomes unsigned.
+    bounds |= {"top_k": (-1, bounds["top_k"][1])}
     bounds |= {"top_logprobs": bounds["logprobs"], "priority": (-PRIORITY_MAX, PRIORITY_MAX)}
     above_0 = {"exclusiveMinimum": 0}
     return (

@@ -6,6 +6,7 @@ or, where the operator says so, left out with a word to whoever sent it. With nu
 and is taken anywhere: SDKs write every field that their types have.
 """
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -187,6 +188,14 @@ def parse(kind: type[BodyT], sent: JsonBody, ignored: dict[str, None] | None = N
         elif key not in HARMLESS:
             kept[key] = value
     return validated(kind, kept, ignored)
+
+
+def json_of(value: Mapping[str, Any], field: str) -> str:
+    """An object of a body, as JSON. InvalidRequest: it has a number that none can hold."""
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        raise InvalidRequest(field, "must have no number beyond 1.8e308") from None
 
 
 def check_metadata(metadata: Mapping[str, str] | None) -> None:

@@ -33,6 +33,8 @@ Rule = Callable[[], None]
 TOKEN_BYTES_MAX: Final = 128
 UINT32_MAX: Final = 2**32 - 1
 UINT64_MAX: Final = 2**64 - 1
+# OpenAI's seed is a signed 64-bit number: the negative ones are the upper half of ours.
+SEED_MIN: Final = -(2**63)
 BIAS_MAX: Final = 100.0
 # A template may make control tokens of any other.
 ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
@@ -173,6 +175,8 @@ def sampling_from(
     wrong = _broken(_sampling_rules(values, limits))
     for error in wrong:
         values.pop(error.field.removeprefix("sampling."), None)
+    if "seed" in values:
+        values["seed"] %= UINT64_MAX + 1
     biases, words = values.pop("logit_bias", ()), values.pop("bad_words", ())
     params = SamplingParams(
         **values,
@@ -248,7 +252,7 @@ def integers(limits: Limits) -> dict[str, tuple[int, int]]:
     logprobs_max = min(limits.logprobs_max, limits.vocab_size)
     return {
         "top_k": (0, UINT32_MAX),
-        "seed": (0, UINT64_MAX),
+        "seed": (SEED_MIN, UINT64_MAX),
         "max_tokens": (0, UINT32_MAX),
         "min_tokens": (0, UINT32_MAX),
         "logprobs": (0, logprobs_max),

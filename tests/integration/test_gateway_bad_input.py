@@ -219,8 +219,9 @@ HTTP_ONLY: list[tuple[dict[str, Any], str, str | None]] = [
     ({"prompt": "x" * 10_001}, "prompt: must have at most 10000 bytes", "prompt"),
     ({"prompt": "x", "n": -1}, "got -1", "n"),
     ({"prompt": "x", "n": "2"}, "valid integer", "n"),
-    ({"prompt": "x", "seed": 2**64}, "got 18446744073709551616", "seed"),
+    ({"prompt": "x", "seed": 2**64}, f"[{-(2**63)}, {2**64 - 1}], got {2**64}", "seed"),
     ({"prompt": "x", "seed": -(2**63) - 1}, "got -9223372036854775809", "seed"),
+    ({"prompt": "x", "positions": [1]}, "positions: is not a known field", "positions"),
     ({"prompt": "x", "max_token": 3}, "not a known field", "max_token"),
     ({"prompt": "x", "tools": [{"type": "function"}]}, "not supported", "tools"),
     ({"prompt": "x", "response_format": {"type": "xml"}}, "'json_schema'", "response_format.type"),
@@ -295,6 +296,32 @@ async def test_wrong_conversations(stack: Stack, body: dict[str, Any], says: str
         reply = await http.post("/v1/chat/completions", json={"model": MODEL} | body)
     assert reply.status_code == 400
     assert says in reply.json()["error"]["message"]
+
+
+BEYOND = '{"messages":[{"role":"user","content":"x"}],"model":"tiny",%s}'
+
+
+@pytest.mark.parametrize(
+    ("field", "param"),
+    [
+        (
+            '"tools":[{"type":"function","function":{"name":"f","parameters":{"a":1e999}}}]',
+            "tools.0.function.parameters",
+        ),
+        ('"structured_outputs":{"json":{"maximum":1e999}}', "structured_outputs.json"),
+        (
+            '"response_format":{"type":"json_schema","json_schema":{"schema":{"minimum":-1e999}}}',
+            "response_format.json_schema.schema",
+        ),
+    ],
+)
+async def test_a_number_that_none_can_hold(stack: Stack, field: str, param: str) -> None:
+    """JSON may write it, and Python reads it as an infinite one, which JSON has not."""
+    async with httpx.AsyncClient(base_url=stack.gateway.http_url, headers=JSON) as http:
+        reply = await http.post("/v1/chat/completions", content=BEYOND % field)
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"]) == (400, param)
+    assert error["message"] == f"{param}: must have no number beyond 1.8e308"
 
 
 GZIP, PLAIN = {"content-encoding": "gzip"}, {"content-encoding": "identity"}

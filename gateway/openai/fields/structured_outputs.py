@@ -1,11 +1,10 @@
 """What an output must be: OpenAI's response_format, and vLLM's structured_outputs."""
 
-import json
 from typing import Any, Literal
 
 from pydantic import Field
 
-from gateway.openai.request_body import RequestBody, Texts
+from gateway.openai.request_body import RequestBody, Texts, json_of
 from kaiten.v1.common_pb2 import Choices, StructuredOutputs
 from service_kit.errors import InvalidRequest
 
@@ -47,7 +46,7 @@ def _wanted(type_: str, schema: Schema | None, field: str) -> StructuredOutputs 
     if type_ != "json_schema" and schema is not None:
         raise InvalidRequest(field, f"must not be given with type {type_}")
     if schema is not None:
-        return StructuredOutputs(json=json.dumps(schema, ensure_ascii=False))
+        return StructuredOutputs(json=json_of(schema, field))
     return StructuredOutputs(json_object=True) if type_ == "json_object" else None
 
 
@@ -64,7 +63,9 @@ class StructuredOutputsBody(RequestBody):
     def wanted(self) -> StructuredOutputs | None:
         schema = self.json_
         given: dict[str, Any] = {
-            "json": json.dumps(schema, ensure_ascii=False) if isinstance(schema, dict) else schema,
+            "json": json_of(schema, "structured_outputs.json")
+            if isinstance(schema, dict)
+            else schema,
             "json_object": self.json_object,
             "regex": self.regex,
             "choice": None if self.choice is None else Choices(texts=self.choice),

@@ -1,12 +1,11 @@
 """Tools as OpenAI has them: what bodies say of them, and how answers tell calls."""
 
-import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal, Protocol
 
 from msgspec import UNSET, Struct, UnsetType
 
-from gateway.openai.request_body import FAIL_FAST, RequestBody
+from gateway.openai.request_body import FAIL_FAST, RequestBody, json_of
 from gateway.openai.usage import Count
 from gateway.values.generation_request import NO_PARAMETERS, Tool, ToolCall
 from service_kit.errors import InvalidRequest
@@ -74,13 +73,18 @@ ToolCalls = Annotated[list[ToolCallBody], FAIL_FAST]
 Choice = Literal["none", "auto", "required"]
 
 
-def tool_of(given: Described) -> Tool:
-    parameters = given.parameters
-    schema = NO_PARAMETERS if parameters is None else json.dumps(parameters, ensure_ascii=False)
+def tools_of(given: Iterable[Described]) -> tuple[Tool, ...]:
+    return tuple(_tool(each, index) for index, each in enumerate(given))
+
+
+def _tool(given: Described, index: int) -> Tool:
+    parameters = NO_PARAMETERS
+    if given.parameters is not None:
+        parameters = json_of(given.parameters, f"conversation.tools.{index}.parameters")
     return Tool(
         name=given.name,
         description=given.description or "",
-        parameters=schema,
+        parameters=parameters,
         is_strict=given.strict is True,
     )
 

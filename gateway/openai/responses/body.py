@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from gateway.http.json_body import cut
 from gateway.openai.fields.structured_outputs import ResponseTextFormat
-from gateway.openai.fields.tools import Choice, chosen, tool_of
+from gateway.openai.fields.tools import Choice, chosen, tools_of
 from gateway.openai.generation_body import SamplingBody
 from gateway.openai.packing import keepable
 from gateway.openai.request_body import (
@@ -384,8 +384,7 @@ class ResponseBody(SamplingBody):
             turns = [Message(role="system", content=self.instructions, place=field), *turns]
         choice = self.tool_choice
         name = choice.name if isinstance(choice, ResponseNamedChoice) else ""
-        functions = self.tools or ()
-        tools = tuple(map(tool_of, functions))
+        tools = tools_of(self.tools or ())
         prompt = ChatPrompt(
             messages=tuple(turns),
             options=tuple(options.items()),
