@@ -45,6 +45,8 @@ _BOUNDS: Final = {
     "minProperties": ("maxProperties", "object", -1),
     "maxProperties": ("minProperties", "object", 1),
 }
+# With true, in draft 4 and OpenAPI 3.0, they say how the other is meant.
+_STRICT: Final = {"exclusiveMinimum": "minimum", "exclusiveMaximum": "maximum"}
 # Whole numbers, which JSON may write as 2.0.
 _COUNTS: Final = {name for name, (_, _, by) in _BOUNDS.items() if by} | {
     *("minContains", "maxContains"),
@@ -75,6 +77,9 @@ def _rewrite(schema: Any, root: Any) -> Any:
     for name in _COUNTS & told.keys():
         if isinstance(told[name], float) and told[name].is_integer():
             told[name] = int(told[name])
+    for strict, bound in _STRICT.items():
+        if isinstance(told.get(strict), bool) and told.pop(strict) and bound in told:
+            told[strict] = told.pop(bound)
     evaluate(told, schema, root)
     more = [
         *_contained(told),
@@ -199,7 +204,7 @@ def _negated(schema: Any) -> Any:
     for name, value in schema.items():
         if name in _SAY_NOTHING:
             continue
-        if name in _BOUNDS and isinstance(value, int | float):
+        if name in _BOUNDS and isinstance(value, int | float) and not isinstance(value, bool):
             opposite, kind, by = _BOUNDS[name]
             if by == 0 or value + by >= 0:
                 ways.append({"type": kind, opposite: value + by})

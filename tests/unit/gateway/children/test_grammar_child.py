@@ -123,6 +123,19 @@ def test_true_is_a_schema_and_false_is_none_that_an_output_could_have(tokenizer_
             },
             {'{"a":null,"b":null}': True, '{"c":null}': False},
         ),
+        # As draft 4 and OpenAPI 3.0 have them.
+        (
+            {"type": "integer", "not": {"maximum": 5, "exclusiveMaximum": True}},
+            {"4": False, "5": True, "6": True},
+        ),
+        (
+            {"type": "integer", "not": {"minimum": 5, "exclusiveMinimum": True}},
+            {"4": True, "5": True, "6": False},
+        ),
+        (
+            {"type": "integer", "oneOf": [{"maximum": 5, "exclusiveMaximum": False}, {"const": 5}]},
+            {"4": True, "5": False, "6": False},
+        ),
     ],
 )
 def test_keywords_that_are_said_by_others(

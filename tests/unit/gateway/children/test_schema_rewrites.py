@@ -206,6 +206,7 @@ def test_a_text_is_told_from_its_beginnings_and_its_continuations() -> None:
         {"not": {"type": "integer"}},
         {"if": {"const": [1]}, "then": {"type": "null"}},
         {"not": {"type": "nothing"}},
+        {"not": {"minimum": True}},
         {"not": {"const": "x" * 101}},
         {"oneOf": [{"enum": [f"{index} {one}" for index in range(200)]} for one in range(8)]},
         {"oneOf": [{"items": True}, {"format": "date"}]},
