@@ -9,9 +9,11 @@ import signal
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from time import process_time
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
@@ -23,6 +25,7 @@ from gateway.children.alternatives import (
     longest_text,
 )
 from gateway.children.child import Refused, serve
+from gateway.children.schema_places import place_of
 from gateway.children.schema_rewrites import rewritten
 from gateway.values.white_space import A_LITTLE_SPACE
 from service_kit.grammars import GrammarTokenizer, InvalidGrammar, one_line
@@ -30,6 +33,9 @@ from service_kit.grammars import GrammarTokenizer, InvalidGrammar, one_line
 MEMORY_BYTES_MAX: Final = 2 << 30
 # Half of what may be seen of it: then the process ends.
 COMPILE_S_MAX: Final = 0.5
+# After which no part of a schema is looked at any more. Each takes less than all of it.
+PLACE_S_MAX: Final = 0.1
+PLACE_CHARS_MAX: Final = 100
 # What llguidance says where there is no next token.
 _NO_TOKEN: Final = "NoExtension"
 
@@ -97,18 +103,48 @@ class Compiler:
         self._tokenizer = GrammarTokenizer(Path(setup["tokenizer"]), setup["vocab_size"])
 
     def __call__(self, question: Mapping[str, Any]) -> Mapping[str, Any]:
-        """`form`, `value`, `is_tight`: the grammar as workers read it. Refused says why not."""
+        """`form`, `value`, `is_tight`: the grammar as workers read it. Refused says why not.
+
+        Such a grammar, `allowed`, `forbidden`, `ends`: whether there is a first token.
+        """
         # Nothing is there to catch it: it ends the process, whatever a library is in.
         signal.setitimer(signal.ITIMER_PROF, COMPILE_S_MAX)
         try:
-            grammar = self._compiled(question)
+            if "grammar" in question:
+                return {"begins": self._begins(**question)}
+            return {"grammar": self._compiled(question)}
         except InvalidGrammar as error:
             raise Refused(f"cannot be compiled: {error}") from error
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
-        return {"grammar": grammar}
 
     def _compiled(self, question: Mapping[str, Any]) -> str:
+        began_s = process_time()
+        try:
+            return self._tried(question)
+        except InvalidGrammar as error:
+            if question["form"] != "json":
+                raise
+            place = self._place(question, str(error), began_s + PLACE_S_MAX)
+            raise InvalidGrammar(f"{place}: {error}" if place else str(error)) from error
+
+    def _place(self, question: Mapping[str, Any], problem: str, until_s: float) -> str:
+        """Where in a schema the problem is, as far as there is time to look; empty: all over."""
+
+        def is_wrong(part: object) -> bool:
+            if process_time() > until_s:
+                return False
+            try:
+                self._tried({**question, "value": json.dumps(part)})
+            except InvalidGrammar as error:
+                return str(error) == problem
+            return False
+
+        with suppress(ValueError, RecursionError):
+            return place_of(json.loads(question["value"]), is_wrong)[:PLACE_CHARS_MAX]
+        return ""
+
+    def _tried(self, question: Mapping[str, Any]) -> str:
         try:
             grammar = self._grammar(**question)
             self._check(grammar)
@@ -131,6 +167,18 @@ class Compiler:
 
     def _check(self, grammar: str) -> None:
         """It compiles, and something begins an output of it."""
+        self._first_mask(grammar)
+
+    def _begins(
+        self, grammar: str, allowed: list[int], forbidden: list[int], ends: list[int]
+    ) -> bool:
+        """As a worker's masks have it (`gpu_worker/batch/grammar_masks.py`)."""
+        bits = np.unpackbits(self._first_mask(grammar).view(np.uint8), bitorder="little")
+        bits[ends], bits[self._tokenizer.end] = bits[self._tokenizer.end], 0
+        bits[forbidden] = 0
+        return bool(bits[allowed or slice(None)].any())
+
+    def _first_mask(self, grammar: str) -> npt.NDArray[np.uint32]:
         matcher = self._tokenizer.compiled(grammar)
         mask = np.zeros(self._tokenizer.mask_words, np.uint32)
         matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
@@ -139,6 +187,7 @@ class Compiler:
             raise InvalidGrammar("no output could ever be complete")
         if problem:
             raise InvalidGrammar(problem)
+        return mask
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Compile grammars in child processes: what a client writes may take any time and memory."""
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,6 +42,29 @@ class GrammarProcess(ChildPool):
                 self._kept.popitem(last=False)
         self._kept.move_to_end(key)
         return self._kept[key]
+
+    async def begins(
+        self,
+        grammar: str,
+        allowed: Sequence[int],
+        forbidden: Sequence[int],
+        ends: Sequence[int],
+        *,
+        tenant: str,
+    ) -> bool:
+        """Whether there is a first token for an output of a compiled grammar. `allowed`: those
+        there are; empty: all. `ends`: those that end an output.
+        """
+        async with self._slots.place(tenant):
+            said = await self.ask(
+                {
+                    "grammar": grammar,
+                    "allowed": [*allowed],
+                    "forbidden": [*forbidden],
+                    "ends": [*ends],
+                }
+            )
+        return bool(said["begins"])
 
 
 def _question(wanted: StructuredOutputs) -> dict[str, Any]:

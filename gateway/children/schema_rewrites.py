@@ -24,9 +24,9 @@ _ONE_OF_MAX: Final = 8
 _TEXT_CHARS_MAX: Final = 100
 # Opposites of opposites may double with every level.
 _GROWN_CHARS_MAX: Final = 64 << 10
-_MAPS: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-_LISTS: Final = ("allOf", "anyOf", "oneOf", "prefixItems")
-_ONES: Final = (
+MAPS: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+LISTS: Final = ("allOf", "anyOf", "oneOf", "prefixItems")
+ONES: Final = (
     *("additionalProperties", "items", "contains", "propertyNames", "not", "if", "then", "else"),
     *("unevaluatedProperties", "unevaluatedItems"),
 )
@@ -98,11 +98,11 @@ def _rewrite(schema: Any, root: Any) -> Any:
 
 def _inside(name: str, value: Any, root: Any) -> Any:
     """A keyword's value, the schemas in it rewritten."""
-    if name in _MAPS and isinstance(value, dict):
+    if name in MAPS and isinstance(value, dict):
         return {key: _rewrite(each, root) for key, each in value.items()}
-    if name in _LISTS and isinstance(value, list):
+    if name in LISTS and isinstance(value, list):
         return [_rewrite(each, root) for each in value]
-    return _rewrite(value, root) if name in _ONES else value
+    return _rewrite(value, root) if name in ONES else value
 
 
 def _contained(told: dict[str, Any]) -> list[Any]:

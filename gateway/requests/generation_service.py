@@ -19,6 +19,7 @@ from gateway.requests import tool_rules, validation
 from gateway.requests.cancellation import Release, Releases
 from gateway.requests.delivery import Deliveries, Delivery
 from gateway.requests.door import Door
+from gateway.requests.output_grammars import OutputGrammars
 from gateway.requests.presentation import Presenter
 from gateway.requests.prompts import Prompter, is_long
 from gateway.requests.reading import constrained, is_held, marks
@@ -87,7 +88,7 @@ class GenerationService:
         self._tracing = tracing
         self._request_log = request_log
         self._explainer = explainer
-        self._grammars = grammars
+        self._grammars = OutputGrammars(grammars, card)
         self._timeout_s = timeout_s
         self._presenter = Presenter(card)
         self.door = Door(readiness, streams_max)
@@ -340,15 +341,14 @@ class GenerationService:
         prompt_ids = await self._prompter.token_ids(
             request.prompt, tenant.name, limits.context_tokens_max
         )
-        held = constrained(request, self.card, prompt_ids)
         record = to_record(
-            held,
+            request,
             prompt_ids,
             limits=limits,
             model=self.model,
             tenant=tenant,
             seed=secrets.randbits(64),
-            grammar=await self._grammar(held, tenant),
+            grammar=await self._grammars.of(request, prompt_ids, tenant.name),
         )
         record.render.MergeFrom(marks(request, self.card, prompt_ids))
         return record
@@ -364,18 +364,6 @@ class GenerationService:
             timeout_s=self._timeout_s if request.timeout_s is None else request.timeout_s,
             traceparent=trace.traceparent(f"{tenant.name}:{request_id}", request.traceparent),
         )
-
-    async def _grammar(self, request: GenerationRequest, tenant: Tenant) -> str:
-        """What workers keep to; empty: anything."""
-        sampling = request.sampling
-        if not sampling.HasField("structured_outputs"):
-            return ""
-        try:
-            return await self._grammars.grammar(sampling.structured_outputs, tenant.name)
-        except InvalidRequest as error:
-            if is_held(request):
-                raise InvalidRequest("conversation.tools", error.rule) from error
-            raise
 
     def _place(self, sequence_id: int, tenant: str) -> QueuePosition:
         return queue_position_of(self.readiness.watch.record, sequence_id, tenant)

@@ -144,12 +144,17 @@ def is_held(request: GenerationRequest) -> bool:
     return bool(request.must_call) or is_strict or request.sampling.HasField("structured_outputs")
 
 
+def holds(request: GenerationRequest, tool: Tool) -> bool:
+    """Whether a call of it keeps to its schema."""
+    return tool.name in request.must_call if request.must_call else tool.is_strict
+
+
 def _functions(request: GenerationRequest, tools: Sequence[Tool]) -> Iterator[Function]:
     for tool in tools:
-        if not request.must_call:
-            yield Function(tool.name, tool.parameters if tool.is_strict else ANY_OBJECT)
-        elif tool.name in request.must_call:
+        if holds(request, tool):
             yield Function(tool.name, tool.parameters)
+        elif not request.must_call:
+            yield Function(tool.name, ANY_OBJECT)
 
 
 def _answer(sampling: SamplingParams) -> str:

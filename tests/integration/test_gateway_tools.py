@@ -222,7 +222,11 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         "JSON Schema of an object",
     ),
     ({"tools": [{"type": "web_search"}]}, "tools.0.type", "function"),
-    ({"tools": [BROKEN], "tool_choice": "required"}, "tools", "Invalid type: thing"),
+    (
+        {"tools": [CLOCK, BROKEN], "tool_choice": "required"},
+        "tools.1.function.parameters",
+        "of 'a': the grammar cannot be compiled: properties.b: Invalid type: thing",
+    ),
     ({"tool_choice": "required"}, "tool_choice", "needs tools"),
     ({"tools": TOOLS, "tool_choice": "some"}, "tool_choice", "must be"),
     (
@@ -322,11 +326,25 @@ async def test_strict_calls_are_held_by_a_grammar_or_refused(
         both = await grammar_of(tools=TOOLS, response_format=schema)
         assert "get_weather" in both
         assert '"enum": ["no"]' in both
+        # Said by other keywords, as it would be alone.
+        either = {"oneOf": [{"const": "now"}, {"const": "then"}]}
+        when: Any = {"type": "object", "properties": {"when": either}}
+        ask_when = {"type": "function", "function": {"name": "ask", "parameters": when}}
+        assert "then" in await grammar_of(tools=[ask_when], tool_choice="required")
         broken = json.loads(json.dumps(BROKEN))
         broken["function"]["strict"] = True
         lark = {"structured_outputs": {"grammar": 'start: "a"'}}
         wrong: list[tuple[dict[str, Any], str, str]] = [
-            ({"tools": [broken]}, "tools", "Invalid type: thing"),
+            (
+                {"tools": [TOOLS[0], broken]},
+                "tools.1.function.parameters",
+                "of 'a': the grammar cannot be compiled: properties.b: Invalid type: thing",
+            ),
+            (
+                {"tools": TOOLS, "extra_body": {"structured_outputs": {"regex": "("}}},
+                "structured_outputs",
+                "unclosed group",
+            ),
             ({"tools": [STRICT], "extra_body": {"min_tokens": 3}}, "min_tokens", "must not be set"),
             ({"tools": TOOLS, "extra_body": lark}, "structured_outputs", "no grammar beside"),
         ]

@@ -146,7 +146,16 @@ def constrained(**wanted: Any) -> Any:
     ("asked", "field", "rule"),
     [
         (schema({"type": "thing"}), "response_format", "Invalid type: thing"),
-        (schema({"items": {"uniqueItems": True}}), "response_format", '"uniqueItems"'),
+        (
+            schema({"items": {"$ref": "#/$defs/x"}, "$defs": {"x": {"uniqueItems": True}}}),
+            "response_format",
+            "cannot be compiled: items: Unimplemented keys: [",
+        ),
+        (
+            {"extra_body": {"structured_outputs": {"choice": ["yes"]}, "allowed_token_ids": [5]}},
+            "allowed_token_ids",
+            "no token with which an output of the grammar could begin",
+        ),
         (constrained(), "structured_outputs", "exactly one of json, json_object, regex"),
         (constrained(regex="a", choice=["b"]), "structured_outputs", "got regex, choice"),
         (constrained(choice=[]), "structured_outputs", "no empty choice"),
