@@ -11,9 +11,12 @@ from typing import Any, ClassVar, Final, Literal
 
 from gateway.http.json_body import cut
 from gateway.openai.fields.structured_outputs import (
+    OTHER_NAMES,
+    OtherNames,
     ResponseFormat,
     ResponseTextFormat,
     StructuredOutputsBody,
+    of_form,
 )
 from gateway.openai.parts import Echo, Format
 from gateway.openai.request_body import Biases, IdLists, Ids, RequestBody, Texts
@@ -120,14 +123,20 @@ class SamplingBody(RequestBody):
         """OpenAI's way to say what the output must be, and the field's name."""
         return "", None
 
-    def _structured_outputs(self) -> StructuredOutputs | None:
+    def constraints(self) -> dict[str, StructuredOutputs]:
+        """What the output must be, by the name of the field that says so."""
         name, output_format = self.output_format
         asked = None if output_format is None else output_format.wanted(name)
-        if self.structured_outputs is None:
-            return asked
-        if asked is not None:
-            raise InvalidRequest(name, "must not be given together with structured_outputs")
-        return self.structured_outputs.wanted()
+        own = None if self.structured_outputs is None else self.structured_outputs.wanted()
+        given = {name: asked, "structured_outputs": own}
+        return {name: wanted for name, wanted in given.items() if wanted is not None}
+
+    def _structured_outputs(self) -> StructuredOutputs | None:
+        given = self.constraints()
+        if len(given) > 1:
+            first, second, *_ = given
+            raise InvalidRequest(first, f"must not be given together with {second}")
+        return next(iter(given.values()), None)
 
     @property
     def aliases(self) -> Mapping[str, str]:
@@ -136,7 +145,7 @@ class SamplingBody(RequestBody):
         return {"request_id": "Idempotency-Key", **own}
 
 
-class GenerationBody(SamplingBody):
+class GenerationBody(SamplingBody, OtherNames):
     """What chat and completions take."""
 
     FORMAT: ClassVar[Format]
@@ -156,6 +165,16 @@ class GenerationBody(SamplingBody):
     @property
     def output_format(self) -> tuple[str, ResponseFormat | None]:
         return "response_format", self.response_format
+
+    def constraints(self) -> dict[str, StructuredOutputs]:
+        said = self.said_elsewhere().items()
+        others = {name: of_form(OTHER_NAMES[name], value, name) for name, value in said}
+        return super().constraints() | others
+
+    @property
+    def aliases(self) -> Mapping[str, str]:
+        name = next(iter(self.said_elsewhere()), "")
+        return {**super().aliases, **({structured_outputs.FIELD: name} if name else {})}
 
     @property
     def names_call(self) -> bool:

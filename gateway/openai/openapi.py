@@ -15,6 +15,7 @@ from gateway.http.exchange import HttpExchange
 from gateway.http.json_body import STRINGS_MAX
 from gateway.http.json_reply import to_json
 from gateway.http.middleware import OPEN_PATHS
+from gateway.openai.fields.structured_outputs import OTHER_NAMES
 from gateway.openai.operation import OPEN, Api, Operation
 from gateway.openai.request_body import (
     ELSEWHERE,
@@ -24,6 +25,7 @@ from gateway.openai.request_body import (
     UNSUPPORTED,
     RequestBody,
 )
+from gateway.requests.structured_outputs import CHOICES_MAX
 from gateway.requests.tool_rules import TOOL_NAME, TOOLS_MAX
 from gateway.requests.validation import (
     BIAS_MAX,
@@ -206,6 +208,10 @@ def _rules(model: str, limits: Limits, prompts_max: int) -> Rules:
     bytes_max = min(limits.text_bytes_max, limits.context_tokens_max * TOKEN_BYTES_MAX)
     tool_name = {"string": {"pattern": f"^{TOOL_NAME.pattern}$"}}
     text, several = {"string": {"maxLength": bytes_max}}, _items(1, prompts_max)
+    grammar = {
+        "string": {"minLength": 1, "maxLength": limits.grammar_bytes_max},
+        "array[string]": _items(1, CHOICES_MAX),
+    }
     bad_words = {
         "array[integer]": _items(1, limits.bad_word_tokens_max),
         "array[array[integer]]": _items(0, limits.bad_words_max),
@@ -213,6 +219,7 @@ def _rules(model: str, limits: Limits, prompts_max: int) -> Rules:
     return {
         **_number_rules(limits),
         **{name: ids | {"array[integer]": _items(0, n)} for name, n in id_lists(limits).items()},
+        **dict.fromkeys(OTHER_NAMES, grammar),
         "model": {"string": {"enum": [model, ""]}},
         "stop": {
             "string": {"minLength": 1, "maxLength": limits.stop_chars_max},

@@ -23,42 +23,84 @@ from service_kit.errors import InvalidRequest
 
 log = structlog.get_logger()
 
-# Sent by clients for OpenAI's own bookkeeping; they change no output.
+# Sent by clients for OpenAI's own bookkeeping, or of other servers' engines; they change no output.
 HARMLESS: Final = frozenset(
     {
+        "guided_decoding_backend",
         "metadata",
         "prompt_cache_key",
         "prompt_cache_retention",
         "safety_identifier",
+        "spaces_between_special_tokens",
         "user",
     }
 )
 # A wish, which models here have no word for.
 VERBOSITIES: Final = (None, "low", "medium", "high")
-# Known to OpenAI's API, not to this one yet: accepted only with a value that asks for nothing.
+# Known to OpenAI's API or to other servers, not to this one: accepted only with a value that asks
+# for nothing.
 NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
+    "add_special_tokens": (None, False),
     "audio": (None,),
+    "bad_words": (None, []),
+    "best_of": (None, 1),
+    "cache_salt": (None,),
+    "chat_template": (None,),
     "conversation": (None,),
+    "detokenize": (None, True),
+    "documents": (None, []),
+    "early_stopping": (None, False),
+    "echo": (None, False),
     "function_call": (None, "none"),
     "functions": (None, []),
+    "guided_whitespace_pattern": (None,),
+    "include_reasoning": (None, True),
+    "length_penalty": (None, 1, 1.0),
+    "logits_processors": (None, []),
     "max_tool_calls": (None,),
     "modalities": (None, ["text"]),
+    "no_stop_trim": (None, False),
     "parallel_tool_calls": (None, True, False),
     "prediction": (None,),
+    "prompt_embeds": (None,),
+    "request_id": (None,),
+    "rid": (None,),
+    "separate_reasoning": (None, True),
     "store": (None, False),
+    "stream_reasoning": (None, True),
     "suffix": (None, ""),
     "tool_choice": (None, "none", "auto"),
     "tools": (None, []),
+    "truncate_prompt_tokens": (None,),
+    "use_beam_search": (None, False),
     "verbosity": VERBOSITIES,
     "web_search_options": (None,),
 }
 UNSUPPORTED: Final = "is not supported by this server"
-# Where there is what such a field asks for.
+NAMING: Final = (
+    "is a header here: Idempotency-Key names the request (the same again is the same request), "
+    "x-request-id the answer"
+)
+# Where there is what such a field asks for, or why there is none.
 ELSEWHERE: Final = {
+    "add_special_tokens": "is for texts: a chat template writes the special tokens itself",
+    "bad_words": f"{UNSUPPORTED}; bad_words_token_ids takes them as POST /tokenize tells them",
+    "best_of": "must be 1 here; ask for n, and choose yourself",
+    "cache_salt": f"{UNSUPPORTED}; prefixes are shared by nobody but the requests of a tenant",
+    "chat_template": f"{UNSUPPORTED}; it is that of the model's folder",
     "conversation": "is not for chats and completions: POST /v1/responses goes on with one",
+    "echo": "is for completions",
     "function_call": f"{UNSUPPORTED}; chat has tool_choice for it",
     "functions": f"{UNSUPPORTED}; chat has tools for them",
+    "guided_whitespace_pattern": f"{UNSUPPORTED}; structured_outputs has disable_any_whitespace",
+    "include_reasoning": "must be true: reasoning is told, apart from the text",
+    "no_stop_trim": f"{UNSUPPORTED}; include_stop_str_in_output is the same",
+    "request_id": NAMING,
+    "rid": NAMING,
+    "separate_reasoning": "must be true: reasoning is told apart from the text",
     "store": "is not for chats and completions: only POST /v1/responses keeps what it answers",
+    "stream_reasoning": "must be true: it comes as it is said",
+    "truncate_prompt_tokens": f"{UNSUPPORTED}: a prompt is computed whole, or refused as too long",
 }
 # OpenAI's bounds of what it keeps for its client.
 METADATA_MAX: Final = 16

@@ -18,8 +18,10 @@ TYPES: Final[Mapping[str, tuple[type, ...]]] = {
 SILENT: Final = {"title", "description", "default", "else", "discriminator"}
 
 
-def is_valid(document: Schema, schema: Schema, value: Any) -> bool:
+def is_valid(document: Schema, schema: Schema | bool, value: Any) -> bool:
     """Whether the schema allows the value. A word it does not know is a KeyError, not a yes."""
+    if isinstance(schema, bool):
+        return schema
     return all(
         KEYWORDS[word](document, schema, value) for word in schema if word not in SILENT | {"then"}
     )

@@ -1,6 +1,6 @@
-"""What an output must be: OpenAI's response_format, and vLLM's structured_outputs."""
+"""What an output must be: OpenAI's response_format, vLLM's structured_outputs, and older names."""
 
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pydantic import Field
 
@@ -50,6 +50,19 @@ def _wanted(type_: str, schema: Schema | None, field: str) -> StructuredOutputs 
     return StructuredOutputs(json_object=True) if type_ == "json_object" else None
 
 
+# How newer vLLMs' forms are called by older ones (the first five) and by SGLang.
+OTHER_NAMES: Final = {
+    "guided_json": "json",
+    "guided_json_object": "json_object",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "json_schema": "json",
+    "regex": "regex",
+    "ebnf": "grammar",
+}
+
+
 class StructuredOutputsBody(RequestBody):
     """vLLM's names: exactly one of the first five."""
 
@@ -59,20 +72,51 @@ class StructuredOutputsBody(RequestBody):
     choice: Texts | None = None
     grammar: str | None = None
     disable_any_whitespace: bool | None = None
+    disable_additional_properties: Literal[False] | None = None
+    """A schema says by itself which there may be."""
+    disable_fallback: bool | None = None
+    """There is nothing to fall back to."""
 
-    def wanted(self) -> StructuredOutputs | None:
-        schema = self.json_
-        given: dict[str, Any] = {
-            "json": json_of(schema, "structured_outputs.json")
-            if isinstance(schema, dict)
-            else schema,
+    def wanted(self) -> StructuredOutputs:
+        given = {
+            "json": self.json_,
             "json_object": self.json_object,
             "regex": self.regex,
-            "choice": None if self.choice is None else Choices(texts=self.choice),
+            "choice": self.choice,
             "grammar": self.grammar,
         }
-        named = {name: value for name, value in given.items() if value is not None}
+        named = {form: value for form, value in given.items() if value is not None}
         if len(named) != 1:
             rule = f"must have exactly one of {', '.join(given)}; got {', '.join(named) or 'none'}"
             raise InvalidRequest("structured_outputs", rule)
-        return StructuredOutputs(**named, disable_any_whitespace=bool(self.disable_any_whitespace))
+        [(form, value)] = named.items()
+        wanted = of_form(form, value, f"structured_outputs.{form}")
+        wanted.disable_any_whitespace = bool(self.disable_any_whitespace)
+        return wanted
+
+
+class OtherNames(RequestBody):
+    """The same, under the names that they have elsewhere: one way to say it."""
+
+    guided_json: Schema | str | None = None
+    guided_json_object: bool | None = None
+    guided_regex: str | None = None
+    guided_choice: Texts | None = None
+    guided_grammar: str | None = None
+    json_schema: Schema | str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+
+    def said_elsewhere(self) -> dict[str, Any]:
+        """Values by name. With false an object is not asked for."""
+        given = {name: getattr(self, name) for name in OTHER_NAMES}
+        return {name: value for name, value in given.items() if value not in (None, False)}
+
+
+def of_form(form: str, value: Any, field: str) -> StructuredOutputs:
+    """`field`: where the value stood."""
+    if isinstance(value, dict):
+        value = json_of(value, field)
+    elif isinstance(value, list):
+        value = Choices(texts=value)
+    return StructuredOutputs(**{form: value})

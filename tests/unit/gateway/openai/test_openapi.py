@@ -17,6 +17,7 @@ from gateway.http.json_body import JsonBody
 from gateway.openai import openapi
 from gateway.openai.chat import ChatBody
 from gateway.openai.completions import CompletionBody
+from gateway.openai.fields.structured_outputs import OTHER_NAMES
 from gateway.openai.request_body import HARMLESS, NEUTRAL, parse
 from gateway.openai.tokenize import DetokenizeBody, TokenizeBody
 from gateway.requests import tool_rules
@@ -154,6 +155,9 @@ def worded(name: str, body: dict[str, Any], error: KaitenError) -> bool:
     if re.match(
         r"(tools|messages)\.\d+.*(name: must differ|arguments: must|parameters: must)", text
     ):
+        return True
+    others = {name for name in OTHER_NAMES if body.get(name)}
+    if others and re.match(r"[a-z_.]+: (must not be given together|ends the output)", text):
         return True
     return any(text.startswith(start) and there for start, there in described.items())
 
