@@ -1,6 +1,6 @@
 """/v1/chat/completions: what it reads, and what it answers."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Final, Literal
 
@@ -204,7 +204,39 @@ class ChatMessageBody(RequestBody):
         )
 
 
-class ChatBody(GenerationBody):
+class ConversationBody(RequestBody):
+    """What a chat's prompt is made of, beside its messages."""
+
+    chat_template_kwargs: Options | None = None
+    tools: Tools | None = None
+    """At most 128, for models whose chat template knows tools."""
+    add_generation_prompt: bool | None = None
+    """false: the prompt does not end with the beginning of the assistant's turn."""
+    continue_final_message: bool | None = None
+    """true: the prompt ends with the last message's content, which the output goes on with. Not
+    with add_generation_prompt: true."""
+
+    def chat_prompt(
+        self, messages: Sequence[ChatMessageBody], options: Mapping[str, object] | None = None
+    ) -> ChatPrompt:
+        turns = tuple(each.message() for each in messages)
+        goes_on = self.continue_final_message is True
+        if goes_on and self.add_generation_prompt:
+            rule = "must not be given with add_generation_prompt: true"
+            raise InvalidRequest("continue_final_message", rule)
+        if goes_on and not (turns and turns[-1].content and not turns[-1].tool_calls):
+            rule = "needs a last message that has a content and no tool_calls"
+            raise InvalidRequest("continue_final_message", rule)
+        return ChatPrompt(
+            messages=turns,
+            options=tuple({**(options or {}), **(self.chat_template_kwargs or {})}.items()),
+            tools=tools_of(each.function for each in self.tools or ()),
+            opens_turn=self.add_generation_prompt is not False,
+            goes_on=goes_on,
+        )
+
+
+class ChatBody(GenerationBody, ConversationBody):
     """POST /v1/chat/completions."""
 
     FORMAT = CHAT
@@ -220,9 +252,6 @@ class ChatBody(GenerationBody):
     """Needs logprobs."""
     reasoning_effort: str | None = None
     """For chat templates that ask for it. chat_template_kwargs may say another."""
-    chat_template_kwargs: Options | None = None
-    tools: Tools | None = None
-    """At most 128, for models whose chat template knows tools."""
     tool_choice: Choice | NamedChoice | None = None
     """none: the model is not told of tools. required, or one by its name: workers must be able to
     keep to a grammar. Left out: auto."""
@@ -243,13 +272,12 @@ class ChatBody(GenerationBody):
             # The others are in another field.
             check_option("reasoning_effort", "reasoning_effort", limits)
             options["reasoning_effort"] = self.reasoning_effort
-        prompt = chat_prompt(self.messages, options | (self.chat_template_kwargs or {}))
+        prompt = self.chat_prompt(self.messages, options)
         choice = self.tool_choice
         name = choice.function.name if isinstance(choice, NamedChoice) else ""
-        tools = tools_of(each.function for each in self.tools or ())
-        must_call = chosen(tools, None if isinstance(choice, NamedChoice) else choice, name)
+        must_call = chosen(prompt.tools, None if isinstance(choice, NamedChoice) else choice, name)
         request = self.request(
-            replace(prompt, tools=() if choice == "none" else tools),
+            replace(prompt, tools=()) if choice == "none" else prompt,
             limits,
             logprobs=self._logprobs(),
             max_tokens=limit,
@@ -267,13 +295,6 @@ class ChatBody(GenerationBody):
         if self.top_logprobs:
             raise InvalidRequest("top_logprobs", "needs logprobs to be true")
         return None
-
-
-def chat_prompt(
-    messages: Iterable[ChatMessageBody], options: Mapping[str, object] | None
-) -> ChatPrompt:
-    turns = tuple(each.message() for each in messages)
-    return ChatPrompt(messages=turns, options=tuple((options or {}).items()))
 
 
 OPERATIONS: Final = (generating("/v1/chat/completions", "chat", ChatReply, ChatBody, ChatChunk),)

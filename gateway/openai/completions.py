@@ -103,13 +103,15 @@ class CompletionBody(GenerationBody):
     echo: bool | None = None
     best_of: int | None = None
     """Only what n is."""
+    add_special_tokens: bool | None = None
+    """false: texts without what the tokenizer puts around them, such as BOS. Left out: true."""
 
     @property
     def aliases(self) -> Mapping[str, str]:
         return {**super().aliases, "text": "prompt"}
 
     def requests(self, limits: Limits, prompts_max: int) -> list[GenerationRequest]:
-        prompts = _prompts(self.prompt)
+        prompts = _prompts(self.prompt, adds_specials=self.add_special_tokens is not False)
         if not prompts:
             raise InvalidRequest("prompt", "must not be empty")
         if len(prompts) > prompts_max:
@@ -142,13 +144,15 @@ class CompletionBody(GenerationBody):
             raise InvalidRequest("best_of", rule)
 
 
-def _prompts(prompt: str | list[int] | list[str] | list[list[int]]) -> list[Prompt]:
-    if isinstance(prompt, str):
-        return [TextPrompt(text=prompt)]
-    if prompt and isinstance(prompt[0], int):
-        return [TokenPrompt(token_ids=tuple(prompt))]
+def _prompts(
+    prompt: str | list[int] | list[str] | list[list[int]], *, adds_specials: bool
+) -> list[Prompt]:
+    if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
+        prompt = [prompt]  # type: ignore[assignment]
     return [
-        TextPrompt(text=item) if isinstance(item, str) else TokenPrompt(token_ids=tuple(item))  # type: ignore[arg-type]
+        TextPrompt(text=item, adds_specials=adds_specials)
+        if isinstance(item, str)
+        else TokenPrompt(token_ids=tuple(item))  # type: ignore[arg-type]
         for item in prompt
     ]
 

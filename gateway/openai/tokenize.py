@@ -7,26 +7,28 @@ from typing import Annotated, Final
 from msgspec import Struct
 
 from gateway.http.exchange import HttpExchange
-from gateway.openai.chat import ChatMessageBody, chat_prompt
+from gateway.openai.chat import ChatMessageBody, ConversationBody
 from gateway.openai.operation import READS, Api, Operation
-from gateway.openai.request_body import FAIL_FAST, Ids, Options, RequestBody
+from gateway.openai.request_body import ELSEWHERE, FAIL_FAST, Ids, RequestBody
 from gateway.openai.usage import Count
 from gateway.values.generation_request import GenerationRequest, Prompt, TextPrompt, TokenPrompt
 from service_kit.errors import InvalidRequest
 
 # Numbers written between two looks at the other requests: a few milliseconds.
 PIECE: Final = 1 << 14
+# Which say how messages become a prompt.
+OF_MESSAGES: Final = tuple(ConversationBody.model_fields)
 
 
-class TokenizeBody(RequestBody):
-    """POST /tokenize: what a prompt becomes."""
+class TokenizeBody(ConversationBody):
+    """POST /tokenize: what a prompt becomes. What is said of messages needs them."""
 
     model: str | None = None
     prompt: str | None = None
     """This, or messages."""
+    add_special_tokens: bool | None = None
+    """Of a prompt, as in completions. Of messages only false: the chat template writes them."""
     messages: Annotated[list[ChatMessageBody], FAIL_FAST] | None = None
-    chat_template_kwargs: Options | None = None
-    """Needs messages."""
 
     @property
     def aliases(self) -> Mapping[str, str]:
@@ -35,11 +37,16 @@ class TokenizeBody(RequestBody):
     def request(self) -> GenerationRequest:
         if (self.prompt is None) == (self.messages is None):
             raise InvalidRequest("prompt", "give either prompt or messages")
-        if self.messages is None and self.chat_template_kwargs:
-            raise InvalidRequest("chat_template_kwargs", "needs messages")
-        prompt: Prompt = TextPrompt(text=self.prompt or "")
-        if self.messages is not None:
-            prompt = chat_prompt(self.messages, self.chat_template_kwargs)
+        prompt: Prompt
+        if self.messages is None:
+            if given := next((name for name in OF_MESSAGES if getattr(self, name)), None):
+                raise InvalidRequest(given, "needs messages")
+            adds_specials = self.add_special_tokens is not False
+            prompt = TextPrompt(text=self.prompt or "", adds_specials=adds_specials)
+        else:
+            if self.add_special_tokens:
+                raise InvalidRequest("add_special_tokens", ELSEWHERE["add_special_tokens"])
+            prompt = self.chat_prompt(self.messages)
         return GenerationRequest(prompt=prompt, body_hash=b"", model=self.model or "")
 
 

@@ -60,18 +60,20 @@ class Prompter:
             return prompt.token_ids
         text = _Text(prompt.field, tenant, context_tokens)
         if isinstance(prompt, TextPrompt):
-            return await self._encode(prompt.text, text, has_specials=True)
+            return await self._encode(prompt.text, text, has_specials=prompt.adds_specials)
         return await self._encode_chat(prompt, text)
 
     async def _encode_chat(self, prompt: ChatPrompt, text: "_Text") -> Sequence[int]:
         if self._template is None:
             raise InvalidRequest(prompt.field, "this model has no chat template; send a text")
         most = COUNTED_CONTEXTS * text.context_tokens
-        tools = {"tools": [*map(_tool, prompt.tools)]} if prompt.tools else {}
+        own: dict[str, Any] = {"add_generation_prompt": prompt.opens_turn and not prompt.goes_on}
+        if prompt.tools:
+            own["tools"] = [*map(_tool, prompt.tools)]
         turns = [_turn(message) for message in prompt.messages]
         try:
             pieces = await self._template.render(
-                turns, dict(prompt.options) | tools, controls_max=most
+                turns, dict(prompt.options) | own, goes_on=prompt.goes_on, controls_max=most
             )
         except WorkRefused as error:
             place = prompt.field if error.at is None else prompt.place(error.at)

@@ -14,6 +14,9 @@ from gateway.text import template_names, template_source
 
 # Instructions; 2 million take some 40 ms. Long conversations with tools stay below 100,000.
 FUEL: Final = 2_000_000
+# Behind a message that goes on: from there on nothing is the prompt's. As transformers has it, a
+# template that leaves out this last space leaves out those of the message, too.
+GOES_ON: Final = "\ue002goes on "
 FILTERS: Final = {"tojson": template_names.to_json}
 TESTS: Final = {
     "iterable": template_names.is_iterable,
@@ -55,13 +58,20 @@ class ChatTemplate:
         except minijinja.TemplateError as error:
             raise TemplateFailed(f"the chat template does not compile: {error.message}") from error
 
-    def render(self, messages: Sequence[Mapping[str, Any]], **names: Any) -> str:
-        """The prompt text, ready for the assistant's turn. TemplateFailed says why not."""
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], goes_on: bool = False, /, **names: Any
+    ) -> str:
+        """The prompt text, ready for the assistant's turn; or, if the last message goes on, up to
+        the end of its content. TemplateFailed says why not.
+        """
         known: dict[str, Any] = {"tools": None, "documents": None, "add_generation_prompt": True}
         known |= self._names | names
         known["messages"] = [template_names.as_templates_read(message) for message in messages]
+        if goes_on:
+            *_, last = known["messages"]
+            known["messages"][-1] = {**last, "content": last["content"] + GOES_ON}
         try:
-            return self._environment.render_template(
+            rendered: str = self._environment.render_template(
                 "chat", **template_names.with_whole_floats(known)
             )
         except template_names.TemplateRefused as error:
@@ -69,6 +79,15 @@ class ChatTemplate:
         except minijinja.TemplateError as error:
             is_of_work = error.kind == "OutOfFuel"
             raise TemplateFailed(_first_line(error), is_of_work=is_of_work) from error
+        return _open(rendered) if goes_on else rendered
+
+
+def _open(rendered: str) -> str:
+    text, *behind = rendered.split(GOES_ON.strip())
+    if len(behind) != 1:
+        raise TemplateFailed("the last message is not written once, as it is, and cannot go on")
+    [rest] = behind
+    return text if rest.startswith(" ") else text.rstrip()
 
 
 def _first_line(error: minijinja.TemplateError) -> str:

@@ -26,7 +26,8 @@ class Renderer:
         messages, options = self._hide(question["messages"]), self._hide(question["options"])
 
         def render(some: Messages) -> str:
-            return self._template.render(some, **options)
+            goes_on = question["goes_on"] and len(some) == len(messages)
+            return self._template.render(some, goes_on, **options)
 
         try:
             pieces = self._pieces(render(messages))

@@ -40,15 +40,16 @@ class TemplateProcess(ChildPool):
         messages: Sequence[Mapping[str, Any]],
         options: Mapping[str, Any] | None = None,
         *,
+        goes_on: bool = False,
         controls_max: int = CONTROLS_MAX,
     ) -> list[str] | None:
         """The prompt as text, control token's text that a client wrote, text, … None: more of
-        those than `controls_max`.
+        those than `controls_max`. `goes_on`: it ends with the last message's text.
 
         InvalidRequest when the template refuses (WorkRefused, `at` a message) or outgrows its
         limits.
         """
         question = {"messages": list(messages), "options": dict(options or {})}
-        said = await self.ask(question | {"controls_max": controls_max})
+        said = await self.ask(question | {"goes_on": goes_on, "controls_max": controls_max})
         pieces: list[str] | None = said["pieces"]
         return pieces

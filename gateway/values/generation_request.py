@@ -18,6 +18,8 @@ class TextPrompt:
 
     field: ClassVar[str] = "text"
     text: str
+    # With what the tokenizer puts around a text, such as BOS.
+    adds_specials: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +87,10 @@ class ChatPrompt:
     # For the chat template, by name; only names that the gateway allows.
     options: tuple[tuple[str, object], ...] = ()
     tools: tuple[Tool, ...] = ()
+    # The prompt ends with the beginning of the assistant's turn.
+    opens_turn: bool = True
+    # It ends within the last message, which goes on.
+    goes_on: bool = False
 
     def place(self, index: int) -> str:
         """Where a turn was written."""

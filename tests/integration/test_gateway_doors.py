@@ -289,9 +289,34 @@ async def test_tokenize_and_detokenize_over_both_doors(
 
 
 @pytest.mark.parametrize(
+    ("fields", "prompt"),
+    [
+        ({}, "<|user|>hi<|end|><|assistant|>The <|end|><|assistant|>"),
+        ({"add_generation_prompt": False}, "<|user|>hi<|end|><|assistant|>The <|end|>"),
+        ({"continue_final_message": True}, "<|user|>hi<|end|><|assistant|>The "),
+    ],
+)
+async def test_a_prompt_ends_as_it_is_to(
+    stack: Stack, http: httpx.AsyncClient, fields: dict[str, Any], prompt: str
+) -> None:
+    """As transformers and vLLM have it; what is tokenized is what is computed."""
+    stack.says("x")
+    turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "The "}]
+    body = {"messages": turns} | fields
+    assert (await http.post("/v1/chat/completions", json=body)).status_code == 200
+    [submit] = stack.scheduler.submits
+    ids = (await http.post("/tokenize", json=body)).json()["tokens"]
+    assert ids == list(submit.prompt_token_ids)
+    shown = {"tokens": ids, "skip_special_tokens": False}
+    assert (await http.post("/detokenize", json=shown)).json() == {"prompt": prompt}
+
+
+@pytest.mark.parametrize(
     ("path", "body", "status"),
     [
         ("/tokenize", {}, 400),
+        ("/tokenize", {"prompt": "x", "continue_final_message": True}, 400),
+        ("/tokenize", {"messages": USER, "add_special_tokens": True}, 400),
         ("/tokenize", {"prompt": "x", "messages": USER}, 400),
         ("/tokenize", {"prompt": "x", "model": "other"}, 404),
         ("/tokenize", {"prompt": "\ud800"}, 400),

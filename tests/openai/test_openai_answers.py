@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import httpx
 import pytest
 from openai import AsyncOpenAI, OpenAI
 from tokenizers import Tokenizer
@@ -379,3 +380,18 @@ def test_the_same_seed_says_the_same(client: OpenAI, seed: int) -> None:
         return answer.choices[0].text
 
     assert say(seed) == say(seed) != say(seed + 1)
+
+
+def test_a_text_without_what_the_tokenizer_puts_before_it(
+    client: OpenAI, whole_stack: WholeStack
+) -> None:
+    """As vLLM has it, of completions and of /tokenize."""
+    for bare, count in ((None, 3), (True, 3), (False, 2)):
+        extra = {"add_special_tokens": bare}
+        reply = client.completions.create(
+            model=MODEL, prompt="The chef", max_tokens=1, extra_body=extra
+        )
+        assert reply.usage is not None
+        assert reply.usage.prompt_tokens == count
+        told = httpx.post(f"{whole_stack.door.http}/tokenize", json={"prompt": "The chef"} | extra)
+        assert told.json()["count"] == count

@@ -139,7 +139,8 @@ def worded(name: str, body: dict[str, Any], error: KaitenError) -> bool:
         "prompt_logprobs: is not told in streams": body.get("stream"),
         "top_logprobs: needs logprobs": body.get("top_logprobs"),
         "prompt: give either prompt or messages": name == "TokenizeBody",
-        "chat_template_kwargs: needs messages": body.get("chat_template_kwargs"),
+        "continue_final_message: ": body.get("continue_final_message"),
+        "add_special_tokens: is for texts": body.get("messages"),
         # One of several, and not beside others.
         "structured_outputs: must have": body.get("structured_outputs") is not None,
         "structured_outputs: ends the output": body.get("ignore_eos") or body.get("min_tokens"),
@@ -156,6 +157,8 @@ def worded(name: str, body: dict[str, Any], error: KaitenError) -> bool:
         r"(tools|messages)\.\d+.*(name: must differ|arguments: must|parameters: must)", text
     ):
         return True
+    if re.match(r"[a-z_]+: needs messages$", text):
+        return not body.get("messages")
     others = {name for name in OTHER_NAMES if body.get(name)}
     if others and re.match(r"[a-z_.]+: (must not be given together|ends the output)", text):
         return True

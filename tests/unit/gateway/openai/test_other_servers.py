@@ -111,6 +111,29 @@ def test_of_chats() -> None:
     assert "writes the special tokens itself" in refusal(ChatBody, add_special_tokens=True)
 
 
+@pytest.mark.parametrize(
+    ("last", "more", "rule"),
+    [
+        ({"role": "assistant", "content": "a"}, {"add_generation_prompt": True}, "given with"),
+        ({"role": "assistant", "content": ""}, {}, "needs a last message"),
+        (
+            {
+                "role": "assistant",
+                "content": "a",
+                "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "{}"}}],
+            },
+            {},
+            "no tool_calls",
+        ),
+    ],
+)
+def test_what_cannot_go_on(last: Any, more: Any, rule: str) -> None:
+    fields = {"messages": [last], "continue_final_message": True} | more
+    message = refusal(ChatBody, **fields)
+    assert message.startswith("continue_final_message: ")
+    assert rule in message
+
+
 @KINDS
 def test_engines_own_words_change_nothing(kind: type[GenerationBody]) -> None:
     assert asked(kind, spaces_between_special_tokens=False) == asked(kind)

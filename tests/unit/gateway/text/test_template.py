@@ -189,6 +189,28 @@ async def test_no_error_of_a_template_costs_a_child(process: TemplateProcess) ->
     assert pids(process) == children
 
 
+@pytest.mark.parametrize(
+    ("source", "prompt"),
+    [
+        ("{% for m in messages %}[{{ m.content }}]{% endfor %}", "[hi][  so "),
+        ("{% for m in messages %}[{{ m.content | trim }}]{% endfor %}", "[hi][so"),
+        ("{{ messages[-1].content }}{{ messages[-1].content }}", None),
+        ("{{ messages[0].content }}", None),
+    ],
+)
+def test_the_last_message_goes_on_or_is_refused(source: str, prompt: str | None) -> None:
+    setup = {"source": source, "names": {}, "control_texts": ["<|end|>"], "text_bytes_max": 99}
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "  so "}]
+    renderer = template_child.Renderer(setup)
+    question = {"messages": messages, "options": {}, "goes_on": True, "controls_max": 9}
+    if prompt is not None:
+        assert renderer(question) == {"pieces": [prompt]}
+        return
+    with pytest.raises(child.Refused, match="cannot go on") as caught:
+        renderer(question)
+    assert caught.value.at == 1
+
+
 def test_a_fault_of_the_engine_itself_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its panics are no Exception."""
 
@@ -200,7 +222,8 @@ def test_a_fault_of_the_engine_itself_is_an_answer(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(ChatTemplate, "render", render)
     setup = {"source": "", "names": {}, "control_texts": [], "text_bytes_max": 9}
-    framed = child.answered(template_child.Renderer(setup), {"messages": [], "options": {}})
+    question = {"messages": [], "options": {}, "goes_on": False}
+    framed = child.answered(template_child.Renderer(setup), question)
     answer = json.loads(framed[child.LENGTH.size :])
     assert answer == {"error": "says: PanicException: index out of bounds"}
 
