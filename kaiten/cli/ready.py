@@ -1,13 +1,14 @@
 """The box that ends a start: what is served, how much fits, where, how long each part took."""
 
+import asyncio
 import json
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple, Self, TypeVar
 
 import grpc
 from rich.console import Console
@@ -27,7 +28,10 @@ from kaiten.v1 import (
     worker_service_pb2_grpc,
 )
 
-ASK_S = 5.0
+ASK_S: Final = 5.0
+AGAIN_S: Final = 0.2
+AWAY: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+_AnswerT = TypeVar("_AnswerT")
 # The variables that `kaiten chat` and its like read.
 CERT: Final = "KAITEN_TLS_CERT"
 KEY: Final = "KAITEN_TLS_KEY"
@@ -51,30 +55,44 @@ class Facts:
 
 
 async def ask(stack: Stack) -> Facts:
-    """Ask the gateway for its model and each worker for its pool."""
-    workers = [await _describe(address) for address in stack.worker_addresses]
-    model = await _model(stack) or model_service_pb2.Model(name=workers[0].model)
-    return Facts(model=model, workers=tuple(workers))
+    """Ask the gateway for its model and each worker for its pool. AioRpcError: one refuses."""
+    workers = [await _until_answered(_describe, each) for each in stack.worker_addresses]
+    model = await _until_answered(_model, stack.private_address)
+    return Facts(
+        model=model or model_service_pb2.Model(name=workers[0].model), workers=tuple(workers)
+    )
 
 
-async def _model(stack: Stack) -> model_service_pb2.Model | None:
-    """None: the gateway wants an API key, and this command has none."""
-    async with grpc.aio.insecure_channel(stack.private_address) as channel:
-        stub = model_service_pb2_grpc.ModelServiceStub(channel)
+async def _until_answered(
+    ask: Callable[[grpc.aio.Channel], Awaitable[_AnswerT]], address: str
+) -> _AnswerT:
+    """Who has died since it was ready is started again, which takes a while."""
+    while True:
         try:
-            listed = await stub.ListModels(model_service_pb2.ListModelsRequest(), timeout=ASK_S)
+            async with grpc.aio.insecure_channel(address) as channel:
+                return await ask(channel)
         except grpc.aio.AioRpcError as error:
-            if error.code() != grpc.StatusCode.UNAUTHENTICATED:
+            if error.code() not in AWAY:
                 raise
-            return None
+        await asyncio.sleep(AGAIN_S)
+
+
+async def _model(channel: grpc.aio.Channel) -> model_service_pb2.Model | None:
+    """None: the gateway wants an API key, and this command has none."""
+    stub = model_service_pb2_grpc.ModelServiceStub(channel)
+    try:
+        listed = await stub.ListModels(model_service_pb2.ListModelsRequest(), timeout=ASK_S)
+    except grpc.aio.AioRpcError as error:
+        if error.code() != grpc.StatusCode.UNAUTHENTICATED:
+            raise
+        return None
     model: model_service_pb2.Model = listed.models[0]
     return model
 
 
-async def _describe(address: str) -> common_pb2.WorkerDescription:
-    async with grpc.aio.insecure_channel(address) as channel:
-        stub = worker_service_pb2_grpc.WorkerServiceStub(channel)
-        answer = await stub.Describe(worker_service_pb2.DescribeRequest(), timeout=ASK_S)
+async def _describe(channel: grpc.aio.Channel) -> common_pb2.WorkerDescription:
+    stub = worker_service_pb2_grpc.WorkerServiceStub(channel)
+    answer = await stub.Describe(worker_service_pb2.DescribeRequest(), timeout=ASK_S)
     worker: common_pb2.WorkerDescription = answer.worker
     return worker
 

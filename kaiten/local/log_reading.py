@@ -8,9 +8,10 @@ from typing import Any, Final
 # First match wins. The services' own sentences mostly say what to do; these are for the others.
 FIXES: Final = (
     (
-        r"signal SIGKILL|MemoryError|not enough memory",
+        r"^worker.*signal SIGKILL|MemoryError|not enough memory",
         "free memory, or use --dtype bf16 or --weight-dtype int4",
     ),
+    (r"signal SIGKILL", "free memory: the system ends processes when there is none left"),
     (r"signal SIGILL", "this CPU lacks an instruction the build uses; see `kaiten doctor`"),
 )
 # A line cut off by a full disk can be a service's whole configuration.

@@ -1,18 +1,18 @@
 """Start the children of a stack, keep them alive, stop them in order.
 
-Before everything is ready a death ends the start, because it is a misconfiguration; afterwards it
-is a fault, and the child is started again. The first SIGTERM or Ctrl-C drains, the second kills.
+Before a child is ready its death ends the start, because it is a misconfiguration; afterwards it is
+a fault, and the child is started again. The first SIGTERM or Ctrl-C drains, the second kills.
 """
 
 import asyncio
 import shutil
 import signal
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from kaiten.local.child import Child, ChildDied, exit_text
+from kaiten.local.child import Child, ChildDied, ChildSpec, exit_text
 from kaiten.local.log_reading import cause_of, fix_of
 from kaiten.local.stack import Stack
 from kaiten.start_error import StartError
@@ -67,10 +67,7 @@ class Supervisor:
     async def run(self, on_ready: Callable[[Mapping[str, float]], Awaitable[None]]) -> int:
         """Until asked to stop. `on_ready` gets the seconds each child took. The exit code."""
         try:
-            took_s: dict[str, float] = {}
-            if await self._unless_asked(self._start(took_s)):
-                await on_ready(took_s)
-                await self._keep_all()
+            await self._unless_asked(self._live(on_ready))
         finally:
             await self._stop_all()
         return 1 if self._is_forced else 0
@@ -84,28 +81,41 @@ class Supervisor:
         for child in self._children.values():
             child.kill()
 
-    async def _unless_asked(self, work: Coroutine[Any, Any, None]) -> bool:
-        """True when the work ended by itself, False when somebody asked to stop first."""
+    async def _unless_asked(self, work: Coroutine[Any, Any, None]) -> None:
+        """Until the work fails, or somebody asks to stop."""
         task, asked = asyncio.create_task(work), asyncio.create_task(self._asked.wait())
         await asyncio.wait({task, asked}, return_when=asyncio.FIRST_COMPLETED)
         asked.cancel()
         if task.done():
             task.result()
-            return True
         task.cancel()
         await asyncio.wait({task})
-        return False
 
-    async def _start(self, took_s: dict[str, float]) -> None:
-        for stage in self._stack.stages:
-            try:
-                async with asyncio.TaskGroup() as group:
-                    for spec in stage:
-                        group.create_task(self._start_one(self._children[spec.name], took_s))
-            except* StartError as errors:
-                raise errors.exceptions[0] from None
+    async def _live(self, on_ready: Callable[[Mapping[str, float]], Awaitable[None]]) -> None:
+        """Start all, and keep each of them from when it was ready first."""
+        took_s: dict[str, float] = {}
+        try:
+            async with asyncio.TaskGroup() as keepers:
+                for stage in self._stack.stages:
+                    await self._start(stage, took_s, keepers)
+                await on_ready(took_s)
+        except* StartError as errors:
+            raise errors.exceptions[0] from None
 
-    async def _start_one(self, child: Child, took_s: dict[str, float]) -> None:
+    async def _start(
+        self, stage: Sequence[ChildSpec], took_s: dict[str, float], keepers: asyncio.TaskGroup
+    ) -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                for spec in stage:
+                    child = self._children[spec.name]
+                    group.create_task(self._start_one(child, took_s, keepers))
+        except* StartError as errors:
+            raise errors.exceptions[0] from None
+
+    async def _start_one(
+        self, child: Child, took_s: dict[str, float], keepers: asyncio.TaskGroup
+    ) -> None:
         name = child.spec.name
         self._display.starting(name)
         try:
@@ -117,13 +127,7 @@ class Supervisor:
             raise StartError(f"{name} cannot be started: {error}") from error
         took_s[name] = seconds
         self._display.ready(name, seconds)
-
-    async def _keep_all(self) -> None:
-        async with asyncio.TaskGroup() as group:
-            keepers = [group.create_task(self._keep(child)) for child in self._children.values()]
-            await self._asked.wait()
-            for keeper in keepers:
-                keeper.cancel()
+        keepers.create_task(self._keep(child))
 
     async def _keep(self, child: Child) -> None:
         """Restart the child whenever it ends, and end it when it hangs."""

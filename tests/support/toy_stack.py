@@ -1,8 +1,9 @@
 """A supervisor over stand-in programs: `python -m tests.support.toy_stack FOLDER [NAME=MODE…]`.
 
 It says on stdout what the supervisor's display is told, one line each; with `display=terminal` as
-`kaiten serve` says it. A stand-in writes its pid to
-FOLDER/NAME.pid when it is ready, and its name to FOLDER/ended when it ends politely.
+`kaiten serve` says it; with `asked=NAME` it waits, all ready, for another process of that name. A
+stand-in writes its pid to FOLDER/NAME.pid when it is ready, and its name to FOLDER/ended when it
+ends politely.
 """
 
 import asyncio
@@ -18,6 +19,7 @@ from kaiten.local.child import ChildSpec
 from kaiten.local.stack import Stack
 from kaiten.local.supervisor import Display, Supervisor
 from kaiten.start_error import StartError
+from tests.support.answers import until
 
 STAND_IN = """
 import os, pathlib, signal, sys
@@ -108,6 +110,10 @@ def say(*words: str) -> None:
 
 async def main(folder: Path, modes: Mapping[str, str]) -> int:
     async def on_ready(took_s: Mapping[str, float]) -> None:
+        if asked := modes.get("asked"):
+            first = (folder / f"{asked}.pid").read_text()
+            say("asking", asked)
+            await until(lambda: (folder / f"{asked}.pid").read_text() != first, "another")
         say("all-ready", *sorted(took_s))
 
     is_terminal = modes.get("display") == "terminal"

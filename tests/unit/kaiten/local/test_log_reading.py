@@ -47,13 +47,19 @@ def test_the_cause_of_a_death(log: str, cause: str) -> None:
 @pytest.mark.parametrize(
     ("cause", "fix"),
     [
-        ("worker-0 ended with signal SIGKILL", "free memory"),
+        ("worker-0 ended with signal SIGKILL", "--dtype bf16"),
+        ("scheduler ended with signal SIGKILL", "there is none left"),
         ("port 1 is taken; choose another", ""),
     ],
 )
 def test_the_fix_of_a_cause(cause: str, fix: str) -> None:
     assert fix in log_reading.fix_of(cause)
     assert bool(log_reading.fix_of(cause)) == bool(fix)
+
+
+@pytest.mark.parametrize("name", ["gateway", "scheduler", "standby", "store"])
+def test_a_dtype_is_of_workers(name: str) -> None:
+    assert "dtype" not in log_reading.fix_of(f"{name} ended with signal SIGKILL")
 
 
 def test_what_a_starting_process_does() -> None:

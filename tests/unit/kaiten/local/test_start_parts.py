@@ -11,7 +11,9 @@ import sys
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import grpc
 import pytest
 from rich.console import Console
 
@@ -24,7 +26,13 @@ from kaiten.local.private import NAME_BYTES_MAX, SOCKET_PATH_BYTES_MAX, socket_f
 from kaiten.local.scheduling import Scheduling
 from kaiten.local.stack import ServeOptions, Stack, planned_stack
 from kaiten.start_error import StartError
-from kaiten.v1 import common_pb2, model_service_pb2
+from kaiten.v1 import (
+    common_pb2,
+    model_service_pb2,
+    model_service_pb2_grpc,
+    worker_service_pb2,
+    worker_service_pb2_grpc,
+)
 from tests.support.tls_files import Authority
 
 
@@ -422,6 +430,35 @@ def test_the_box_says_what_a_context_costs_by_layer_group(tmp_path: Path) -> Non
         "512 tokens hold 32 blocks in 4 layers, 12 blocks in 6 layers with a window of 10; "
         "4 fit at once"
     )
+
+
+async def test_who_died_since_it_was_ready_is_asked_until_it_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ready, "AGAIN_S", 0.01)
+    gone = [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED]
+
+    class Worker(worker_service_pb2_grpc.WorkerServiceServicer):
+        async def Describe(self, _request: Any, context: Any) -> Any:
+            if gone:
+                await context.abort(gone.pop(), "it ends")
+            return worker_service_pb2.DescribeResponse(worker={"model": "mini"})
+
+    class Models(model_service_pb2_grpc.ModelServiceServicer):
+        async def ListModels(self, _request: Any, context: Any) -> Any:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "no key")
+
+    server = grpc.aio.server()
+    worker_service_pb2_grpc.add_WorkerServiceServicer_to_server(Worker(), server)
+    model_service_pb2_grpc.add_ModelServiceServicer_to_server(Models(), server)
+    address = f"unix:{tmp_path}/worker.sock"
+    server.add_insecure_port(address)
+    stack: Any = SimpleNamespace(worker_addresses=(address,), private_address=address)
+    asking = asyncio.create_task(ready.ask(stack))
+    await server.start()
+    assert (await asking).model.name == "mini"
+    assert gone == []
+    await server.stop(None)
 
 
 def pasted(snippet: str) -> list[str]:

@@ -150,6 +150,24 @@ def test_deaths_after_the_start_are_told_and_mended(start: Start) -> None:
     assert sorted(run.ended()) == sorted(NAMES)
 
 
+@pytest.mark.parametrize("late", ["gateway=never-ready", "asked=worker-0"])
+def test_who_was_ready_and_dies_before_all_is_told_of_is_started_again(
+    start: Start, late: str
+) -> None:
+    """While others start, and while they are asked what is to be told."""
+    with start(late) as run:
+        is_asked = late.startswith("asked")
+        run.until("asking|worker-0" if is_asked else "ready|worker-0")
+        first = run.child("worker-0")
+        first.kill()
+        assert run.until("died") == "died|worker-0|signal SIGKILL|0.2"
+        # Who asks may see it before.
+        run.until("all-ready" if is_asked else "ready|worker-0")
+        run.process.send_signal(signal.SIGTERM)
+        assert run.finish()[0] == 0
+    assert left_alive(run) == []
+
+
 def test_who_does_not_come_back_is_told_so(start: Start) -> None:
     with start("gateway=once", "idle=1") as run:
         run.until("all-ready")
