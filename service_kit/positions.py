@@ -1,15 +1,18 @@
 """The longest context of a config.json: what a gateway lets in and a worker computes agree."""
 
-import math
+import sys
 from collections.abc import Mapping
 from typing import Any, Final, TypeGuard
 
 # Families whose published length is that of the scaled rope, whatever its type.
 _COUNTED: Final = ("gemma3", "phi3")
+# Beyond every model, and what all that counts tokens can count.
+_MAX: Final = 2**31 - 1
+_FACTOR_MAX: Final = sys.float_info.max
 
 
 def positions_max(config: Mapping[str, Any], published: int) -> int:
-    """Tokens, of a model with a length `published` as `max_position_embeddings`.
+    """Tokens, of a model with a length `published` as `max_position_embeddings`, in [1, 2^31 - 1].
 
     Where rope is stretched the published length may be that before: by Qwen's recipe, yarn with
     factor 4 stands beside the length it was trained with. So yarn reaches its original length times
@@ -18,6 +21,10 @@ def positions_max(config: Mapping[str, Any], published: int) -> int:
     but for yarn it takes the product alone. Numbers that are none stretch nothing: who computes
     with them refuses them.
     """
+    return int(max(1, min(_stretched(config, min(published, _MAX)), _MAX)))
+
+
+def _stretched(config: Mapping[str, Any], published: int) -> float:
     rope = config.get("rope_parameters") or config.get("rope_scaling")
     if not isinstance(rope, Mapping) or str(config.get("model_type")).startswith(_COUNTED):
         return published
@@ -31,9 +38,9 @@ def positions_max(config: Mapping[str, Any], published: int) -> int:
     if not _is_number(factor) or not _is_number(original):
         return published
     if kind == "yarn":
-        return max(published, int(original * factor))
-    return max(1, int(published * factor)) if kind == "linear" else published
+        return max(published, original * float(factor))
+    return published * float(factor) if kind == "linear" else published
 
 
 def _is_number(value: object) -> TypeGuard[int | float]:
-    return isinstance(value, int | float) and math.isfinite(value) and value > 0
+    return isinstance(value, int | float) and 0 < value <= _FACTOR_MAX

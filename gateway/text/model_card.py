@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from tokenizers import Tokenizer
 
@@ -28,7 +28,12 @@ DEFAULT_RANGES: Final = {
     "min_p": (0, 1),
     "repetition_penalty": (0.01, 2),
 }
+# Of the wire's fields of ids, of which no vocabulary has so many.
+IDS: Final = 2**31
 SPECIAL_NAMES: Final = ("bos_token", "eos_token", "unk_token", "pad_token")
+
+
+_PartT = TypeVar("_PartT", dict[str, Any], list[Any])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +89,7 @@ def load(
     Formats by their names: KeyError when there is no such one.
     """
     config = _read_json(folder, "config.json", is_required=True)
-    config |= config.get("text_config") or {}
+    config |= _part(config, "text_config", dict)
     generation = _read_json(folder, "generation_config.json")
     tokenizer_config = _read_json(folder, "tokenizer_config.json")
     tokenizer = _read_tokenizer(folder)
@@ -92,7 +97,7 @@ def load(
     template = _chat_template(folder, tokenizer_config, names)
     return ModelCard(
         name=name or folder.resolve().name,
-        architecture=str((config.get("architectures") or ["unknown"])[0]),
+        architecture=str((_part(config, "architectures", list) or ["unknown"])[0]),
         vocab_size=_positive(config, "vocab_size", tokenizer.get_vocab_size()),
         context_tokens_max=positions_max(config, _positive(config, "max_position_embeddings", 0)),
         eos_token_ids=_eos_ids(generation, config, tokenizer, names),
@@ -142,6 +147,14 @@ def _read_tokenizer(folder: Path) -> Tokenizer:
     return tokenizer
 
 
+def _part(config: Mapping[str, Any], key: str, kind: type[_PartT]) -> _PartT:
+    """A list or an object of config.json; an empty one where there is none."""
+    value = config.get(key) or kind()
+    if not isinstance(value, kind):
+        raise ConfigError(f"config.json: {key} must be a {kind.__name__}, is {value!r}")
+    return value
+
+
 def _positive(config: Mapping[str, Any], key: str, fallback: int) -> int:
     value = config.get(key, fallback)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -161,7 +174,7 @@ def _eos_ids(
     if not ids and "eos_token" in names:
         token_id = tokenizer.token_to_id(str(names["eos_token"]))
         ids = [] if token_id is None else [token_id]
-    if not all(isinstance(token_id, int) and token_id >= 0 for token_id in ids):
+    if not all(isinstance(token_id, int) and 0 <= token_id < IDS for token_id in ids):
         raise ConfigError(f"eos_token_id must be token ids, is {value!r}")
     return tuple(dict.fromkeys(ids))
 
@@ -195,16 +208,19 @@ def _chat_template(
 ) -> str | None:
     """chat_template.jinja wins; of a list of named templates the "default". Compiled to be sure."""
     path = folder / "chat_template.jinja"
-    source = (
-        path.read_text(encoding="utf-8")
-        if path.is_file()
-        else tokenizer_config.get("chat_template")
-    )
+    try:
+        source: Any = path.read_text(encoding="utf-8") if path.is_file() else None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    if source is None:
+        source = tokenizer_config.get("chat_template")
     if isinstance(source, list):
-        named = {item.get("name"): item.get("template") for item in source}
-        source = named.get("default")
+        named = {each.get("name"): each for each in source if isinstance(each, dict)}
+        source = named.get("default", {}).get("template")
     if source is None:
         return None
+    if not isinstance(source, str):
+        raise ConfigError(f"{folder}: chat_template must be a text, is {source!r:.50}")
     try:
         ChatTemplate(source, names)
     except TemplateFailed as error:

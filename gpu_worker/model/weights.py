@@ -23,6 +23,8 @@ from service_kit.errors import ConfigError
 
 # Buffers that old checkpoints saved and the config determines.
 _REDUNDANT: Final = ("rotary_emb.inv_freq",)
+# As safetensors names them.
+_DTYPES: Final = ("BF16", "F16", "F32", "F64")
 _NAMES_SHOWN_MAX: Final = 5
 _DIGEST_BYTES: Final = 4096
 
@@ -152,6 +154,11 @@ def check_tensors(checkpoint: Checkpoint, config: ModelConfig) -> None:
             raise ConfigError(
                 f"tensor {name} has shape {list(checkpoint.shape(name))} in the checkpoint, but "
                 f"config.json makes it {list(shape)}"
+            )
+        if checkpoint.dtype(name) not in _DTYPES:
+            raise ConfigError(
+                f"tensor {name} is of {checkpoint.dtype(name)}, which is none of {_DTYPES}: "
+                "quantized weights cannot be read; use the original checkpoint"
             )
     known = expected.keys() | scale_names(config)
     unused = [name for name in checkpoint if name not in known and not _is_redundant(name)]

@@ -57,6 +57,8 @@ def test_named_templates_offer_their_default(tmp_path: Path) -> None:
     named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
     assert model_card.load(folder).chat_template == "d"
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": [5, {}]}))
+    assert model_card.load(folder).chat_template is None
 
 
 def test_a_scaled_rope_reaches_as_far_as_the_worker_says(tmp_path: Path) -> None:
@@ -73,6 +75,9 @@ def test_a_scaled_rope_reaches_as_far_as_the_worker_says(tmp_path: Path) -> None
     }
     (folder / "config.json").write_text(json.dumps(config))
     assert model_card.load(folder).context_tokens_max == 131072
+    config["rope_scaling"]["factor"] = 1e308
+    (folder / "config.json").write_text(json.dumps(config))
+    assert model_card.load(folder).context_tokens_max == 2**31 - 1
 
 
 @pytest.mark.parametrize(
@@ -88,6 +93,11 @@ def test_a_scaled_rope_reaches_as_far_as_the_worker_says(tmp_path: Path) -> None
         ("generation_config.json", '{"temperature": 9}', "temperature must be in"),
         ("generation_config.json", '{"top_k": -1.5}', "top_k must be in"),
         ("tokenizer_config.json", '{"chat_template": "{% if %}"}', "does not compile"),
+        ("tokenizer_config.json", '{"chat_template": 5}', "chat_template must be a text, is 5"),
+        ("chat_template.jinja", "\udcff", "chat_template.jinja cannot be read"),
+        ("config.json", '{"text_config": 5}', "text_config must be a dict, is 5"),
+        ("config.json", '{"architectures": 5}', "architectures must be a list, is 5"),
+        ("generation_config.json", '{"eos_token_id": 2147483648}', "eos_token_id must be token"),
     ],
 )
 def test_a_wrong_folder_is_explained(
@@ -97,6 +107,6 @@ def test_a_wrong_folder_is_explained(
     if content is None:
         (folder / name).unlink()
     else:
-        (folder / name).write_text(content)
+        (folder / name).write_text(content, errors="surrogateescape")
     with pytest.raises(ConfigError, match=says):
         model_card.load(folder)

@@ -309,6 +309,8 @@ def test_what_is_refused_says_why(changes: dict[str, Any], said: str) -> None:
         (changed(YARN | {"original_max_position_embeddings": 512}), 4096),
         (changed(YARN | {"factor": None, "original_max_position_embeddings": 512}), 4096),
         ({"rope_scaling": {"type": "linear", "factor": 2.5}}, 10240),
+        ({"rope_scaling": {"type": "linear", "factor": 1e308}}, 2**31 - 1),
+        ({"max_position_embeddings": 10**400}, 2**31 - 1),
         (GEMMA3 | {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}, 4096),
         ({"rope_scaling": LLAMA3 | {"rope_type": "llama3"}}, 4096),
         # What says nothing refuses nothing.

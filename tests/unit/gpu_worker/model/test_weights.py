@@ -139,6 +139,8 @@ def test_buffers_of_old_checkpoints_are_ignored(folder: Path) -> None:
         ),
         ((), {"model.layers.0.self_attn.q_norm.weight": torch.ones(8)}, "q_norm.weight, which"),
         ((), {"model.layers.2.extra": torch.ones(8)}, "does not use"),
+        ((), {Q_PROJ: torch.zeros(32, 32, dtype=torch.int8)}, f"{Q_PROJ} is of I8"),
+        ((), {Q_PROJ: torch.zeros(32, 32, dtype=torch.float8_e4m3fn)}, "F8_E4M3"),
     ],
 )
 def test_tensors_that_do_not_fit_are_named(
