@@ -168,7 +168,7 @@ class GatewayService:
         credentials = None if self._tls is None else self._tls.grpc_credentials()
         self.grpc_port = bind(server, config.grpc_host, config.grpc_port, credentials=credentials)
         if config.grpc_socket is not None:
-            await bind_socket(server, config.grpc_socket.expanduser().absolute())
+            await bind_socket(server, config.grpc_socket.absolute())
         self.http_port = self._http.bind()
 
     async def serve(self) -> None:
@@ -257,7 +257,7 @@ def _ledger_limits(config: GatewaySettings) -> LedgerLimits:
 def _card(config: GatewaySettings) -> model_card.ModelCard:
     return model_card.load(
         model_files.find(config.model),
-        config.served_model_name or config.model.expanduser().resolve().name,
+        config.served_model_name or config.model.resolve().name,
         tool_format=config.tool_format,
         reasoning_format=config.reasoning_format,
     )

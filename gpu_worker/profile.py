@@ -84,7 +84,7 @@ def address_of(settings: ProfileSettings) -> str:
         if rule := problem_of(settings.worker):
             raise ConfigError(f"--worker {rule}, got {settings.worker!r}")
         return settings.worker
-    socket = settings.data_dir.expanduser().absolute() / "run" / f"{settings.worker}.sock"
+    socket = settings.data_dir.absolute() / "run" / f"{settings.worker}.sock"
     if not socket.exists():
         raise ConfigError(
             f"--worker {settings.worker}: there is no {socket}; is `kaiten serve` running, and from"

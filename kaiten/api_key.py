@@ -32,7 +32,7 @@ def api_key(file: Path | None, environ: Mapping[str, str] = os.environ) -> str |
     else:
         place = f"--api-key-file {file}"
         try:
-            with file.expanduser().open("rb") as opened:
+            with open(os.path.expanduser(file), "rb") as opened:
                 content = opened.read(1024)
         except OSError as error:
             raise ValueError(f"{place} cannot be read: {error.strerror}") from error

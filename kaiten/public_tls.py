@@ -1,6 +1,7 @@
 """What whoever uses a stack must know of its TLS: a name it is called by, and what to trust."""
 
 from dataclasses import dataclass
+from os.path import expanduser
 from pathlib import Path
 from typing import Self
 
@@ -18,7 +19,7 @@ class PublicTls:
         if cert is None:
             return None
         wants_client_cert = client_ca is not None
-        return cls(cert=cert.expanduser().resolve(), wants_client_cert=wants_client_cert)
+        return cls(cert=Path(expanduser(cert)).resolve(), wants_client_cert=wants_client_cert)
 
     def name_for(self, host: str) -> str:
         """That address, if the certificate is for it; else a name that it is for. What is wrong

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 from os import PathLike
+from os.path import expanduser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -144,6 +145,6 @@ def _credentials(tls: TLS | bool) -> Any:
 
 def _read(name: str, path: str | PathLike[str]) -> bytes:
     try:
-        return Path(path).expanduser().read_bytes()
+        return Path(expanduser(path)).read_bytes()
     except OSError as error:
         raise ValueError(f"tls: {name} {path} cannot be read: {error.strerror}") from None

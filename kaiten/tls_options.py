@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import dataclass
+from os.path import expanduser
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -62,7 +63,7 @@ class TlsOptions:
 
 def _given(path: Path | None) -> Path | None:
     """A variable that is empty names the current folder to a Path, and nothing to its user."""
-    return None if path is None or path == Path() else path.expanduser()
+    return None if path is None or path == Path() else Path(expanduser(path))
 
 
 NO_TLS: Final = TlsOptions()

@@ -446,7 +446,7 @@ class Peers:
         """Listen where the settings say. ConfigError says why not."""
         host, port = chosen.grpc_host, chosen.grpc_port
         if chosen.grpc_socket is not None:
-            return await bind_socket(server, chosen.grpc_socket.expanduser().absolute())
+            return await bind_socket(server, chosen.grpc_socket.absolute())
         has_proof = self._credential is not None or self._certificates is not None
         if not (has_proof or addresses.is_loopback(host)):
             if not chosen.allow_anyone:

@@ -24,7 +24,15 @@ from cyclopts import (
     UnknownOptionError,
 )
 from cyclopts.config import Dict
-from pydantic import BaseModel, ConfigDict, PrivateAttr, SecretStr, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    PrivateAttr,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
 
 from service_kit.errors import ConfigError
@@ -50,9 +58,23 @@ class Settings(BaseModel):
             for name, value in values.items()
         }
 
+    @field_validator("*")
+    @classmethod
+    def _written_out(cls, value: Any) -> Any:
+        """A shell puts a home in place of `~` after a space; not after `=`, and in no file."""
+        return at_home(value) if isinstance(value, Path) else value
+
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
 ConfigFile = Annotated[Path | None, Parameter(help="TOML file of these, as in `http_port = 8000`")]
+
+
+def at_home(path: Path) -> Path:
+    """With a home in place of `~`. ValueError: there is none."""
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        raise ValueError("nobody here has this home folder; write it out") from None
 
 
 def grouped(name: str) -> Callable[[type[SettingsT]], type[SettingsT]]:
@@ -138,7 +160,7 @@ def _app(model: type[Settings], service: str, layers: Any) -> App:
 
 def _table(path: str) -> dict[str, Any]:
     try:
-        table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        table = tomllib.loads(Path(os.path.expanduser(path)).read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"--config {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -159,7 +159,7 @@ def _read(files: TlsFiles) -> tuple[bytes, ...]:
 
 def _read_file(flag: str, path: Path) -> bytes:
     try:
-        return path.expanduser().read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise ConfigError(f"{flag} {path} cannot be read: {error.strerror}") from None
 
@@ -231,7 +231,7 @@ def _context(files: TlsFiles, client_ca: bytes | None) -> ssl.SSLContext:
     context.set_alpn_protocols(["http/1.1"])
     try:
         # A password, so that OpenSSL asks nobody for one.
-        context.load_cert_chain(files.cert.expanduser(), files.key.expanduser(), password="")
+        context.load_cert_chain(files.cert, files.key, password="")
         if client_ca is not None:
             context.verify_mode = ssl.CERT_REQUIRED
             context.load_verify_locations(cadata=client_ca.decode("ascii", "replace"))

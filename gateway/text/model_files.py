@@ -12,9 +12,8 @@ FILES: Final = ("*.json", "*.jinja", "tokenizer*")
 
 def find(model: Path) -> Path:
     """A folder is itself; of `owner/name` the files are fetched once. ConfigError: they cannot."""
-    folder = model.expanduser()
-    if folder.exists() or not HUB_ID.fullmatch(str(model)):
-        return folder
+    if model.exists() or not HUB_ID.fullmatch(str(model)):
+        return model
     # Half a second of imports that folders do not need.
     from huggingface_hub import snapshot_download
 

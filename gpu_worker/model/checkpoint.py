@@ -24,7 +24,7 @@ _PICKLED: Final = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 def find_checkpoint(model: str) -> Path:
     """The folder of `--model`, fetched first when it is a hub id."""
-    folder = Path(model).expanduser()
+    folder = Path(os.path.expanduser(model))
     if folder.is_dir():
         return folder
     looks_like_hub_id = model.count("/") == 1 and not model.startswith((".", "/", "~"))

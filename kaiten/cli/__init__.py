@@ -28,7 +28,8 @@ def to_its_end(command: Callable[[], object]) -> NoReturn:
         _make_whole()
         command()
     except SystemExit as ended:
-        code = ended.code
+        # With 1 rich leaves a pipe that nobody reads: `kaiten --help | head`.
+        code = 0 if isinstance(ended.__context__, BrokenPipeError) else ended.code
     except KeyboardInterrupt:
         code = INTERRUPTED
     except OSError as error:

@@ -9,6 +9,7 @@ from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
+from os.path import expanduser
 from pathlib import Path
 from typing import Any, Final
 
@@ -137,7 +138,7 @@ class Server:
 
 def batch(url: str, tls: TLS | None, path: Path, *, api_key: str | None, cancels: bool) -> int:
     """The exit code: 1 when a line has no answer."""
-    files = Files(path.expanduser())
+    files = Files(Path(expanduser(path)))
     try:
         with closing(Server(url, api_key, tls)) as server:
             if cancels and not files.note.exists():

@@ -2,6 +2,7 @@
 
 import tomllib
 from difflib import get_close_matches
+from os.path import expanduser
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ def from_file(app: App, commands: tuple[str, ...], arguments: ArgumentCollection
 
 def _table(path: str) -> dict[str, Any]:
     try:
-        return tomllib.loads(Path(path).expanduser().read_text(encoding="utf-8"))
+        return tomllib.loads(Path(expanduser(path)).read_text(encoding="utf-8"))
     except OSError as error:
         raise CycloptsError(msg=f"--config {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -3,6 +3,7 @@
 import json
 import sys
 from dataclasses import asdict
+from os.path import expanduser
 from pathlib import Path
 
 from kaiten.cli.complaint import RESUME_S, complain
@@ -44,7 +45,7 @@ def structured_of(
 
 def _text_of(option: str, file: Path) -> str:
     try:
-        return file.expanduser().read_text(encoding="utf-8")
+        return Path(expanduser(file)).read_text(encoding="utf-8")
     except OSError as error:
         raise ValueError(f"{option} {file}: {error.strerror}") from error
     except UnicodeDecodeError as error:

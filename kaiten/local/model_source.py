@@ -26,9 +26,12 @@ class ModelSource:
     def can_chat(self) -> bool:
         """Whether the checkpoint brings a chat template."""
         config = self.folder / "tokenizer_config.json"
-        return (self.folder / "chat_template.jinja").exists() or (
-            config.exists() and '"chat_template"' in config.read_text(encoding="utf-8")
-        )
+        try:
+            return (self.folder / "chat_template.jinja").exists() or (
+                b'"chat_template"' in config.read_bytes()
+            )
+        except OSError:
+            return False
 
     @property
     def digest(self) -> str:

@@ -20,7 +20,7 @@ NEXT: Final = "… "
 def history_file() -> Path:
     """Where programs of this user keep what they remember (XDG)."""
     state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return Path(state).expanduser() / "kaiten" / "chat_history"
+    return Path(os.path.expanduser(state)) / "kaiten" / "chat_history"
 
 
 @contextmanager

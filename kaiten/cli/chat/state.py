@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from os.path import expanduser
 from pathlib import Path
 from typing import Final
 
@@ -117,14 +118,14 @@ class Chat:
             return Outcome(say="/save takes the name of a file")
         try:
             text = json.dumps({"messages": self.messages()}, ensure_ascii=False, indent=2)
-            Path(name).expanduser().write_text(text + "\n", encoding="utf-8")
+            Path(expanduser(name)).write_text(text + "\n", encoding="utf-8")
         except OSError as error:
             return Outcome(say=f"/save {name}: {error.strerror}")
         return Outcome(say=f"saved {len(self.messages())} messages to {name}")
 
     def _load(self, name: str) -> Outcome:
         try:
-            messages = _messages(Path(name).expanduser().read_text(encoding="utf-8"))
+            messages = _messages(Path(expanduser(name)).read_text(encoding="utf-8"))
         except OSError as error:
             return Outcome(say=f"/load {name}: {error.strerror}")
         except ValueError as error:

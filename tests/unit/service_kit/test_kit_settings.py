@@ -25,6 +25,7 @@ class Gateway(settings.Settings):
     names: tuple[str, ...] = ()
     key: SecretStr | None = None
     weight: float | None = None
+    folder: Path | None = None
 
     @model_validator(mode="after")
     def order(self) -> "Gateway":
@@ -118,6 +119,17 @@ def test_secrets_are_redacted() -> None:
 def test_complaints(argv: list[str], environ: dict[str, str], parts: list[str]) -> None:
     text = complaint(*argv, environ=environ)
     assert [part for part in parts if part not in text] == []
+
+
+def test_a_home_is_written_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell does it after a space, not after `=`; in files and variables nobody does."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "g.toml").write_text('folder = "~/of-file"\n')
+    assert load("--config=~/g.toml").folder == tmp_path / "of-file"
+    assert load("--folder=~").folder == tmp_path
+    told = complaint("--folder=~nobody-here/x")
+    assert "'~nobody-here/x': nobody here has this home folder; write it out" in told
+    assert "--config ~nobody-here/x: No such file" in complaint("--config=~nobody-here/x")
 
 
 def test_many_values_in_a_file(tmp_path: Path) -> None:

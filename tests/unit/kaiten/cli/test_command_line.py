@@ -54,6 +54,37 @@ def test_keygen_gives_the_key_and_its_entry_apart() -> None:
     assert key not in done.stdout
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("serve", "--config"),
+        ("generate", "--file"),
+        ("generate", "hi", "--json-schema"),
+        ("generate", "hi", "--api-key-file"),
+        ("generate", "hi", "--tls-ca"),
+        ("batch",),
+    ],
+)
+def test_a_home_of_nobody_is_a_file_that_is_not_there(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    code, said = here(capsys, *words, "~nobody-here/x")
+    assert code in (1, 2)
+    assert "~nobody-here/x" in said
+    assert "o such file" in said
+
+
+@pytest.mark.parametrize("words", ["--help", "bench --help", "gateway --help", "--version"])
+def test_who_reads_no_further_is_no_error(words: str) -> None:
+    """`kaiten --help | head -1`, as a shell with pipefail has it."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    made = [sys.executable, "-m", "kaiten", *words.split()]
+    done = subprocess.run(made, stdout=writing, stderr=subprocess.PIPE, timeout=280, cwd=ROOT)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_keygen_refuses_a_name(capsys: pytest.CaptureFixture[str]) -> None:
     code, said = here(capsys, "keygen", "a b")
     assert (code, "must match" in said) == (2, True)

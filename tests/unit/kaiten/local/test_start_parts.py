@@ -124,6 +124,12 @@ def test_a_folder_is_a_model(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path / "my-model", "config.json", "model.safetensors")
     found = model_source.resolve(str(folder))
     assert (found.folder, found.name, found.can_chat) == (folder, "my-model", False)
+    tokenizer = folder / "tokenizer_config.json"
+    tokenizer.write_bytes(b'{"chat_template": "\xff"}')
+    assert [found.can_chat] == [True]
+    tokenizer.unlink()
+    tokenizer.mkdir()
+    assert [found.can_chat] == [False]
     (folder / "chat_template.jinja").write_text("x")
     assert model_source.resolve(str(folder), "other").name == "other"
     assert found.can_chat
