@@ -10,6 +10,8 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from kaiten.tls import DIRECT, TLS, aio_channel, certificate_problem, explained
 
+# The service of every part that says whether it must be ended: `service_kit.grpc_health`.
+LIVE: Final = "live"
 TIMEOUT_S: Final = 2.0
 PING_TIMEOUT_S: Final = 1.0
 # Trailing metadata of the answer of a part that does not serve: why not.
@@ -36,20 +38,20 @@ class Health:
 
     async def is_serving(self) -> bool:
         """True when it says so, of the whole process."""
-        return await self._state(TIMEOUT_S) == "serving"
+        return await self._state("", TIMEOUT_S) == "serving"
 
     async def answers(self) -> bool:
-        """True when it says anything at all, be it that it has too much to do."""
-        said = (await self._state(PING_TIMEOUT_S)).partition(":")[0]
-        return said not in ("unavailable", "deadline_exceeded")
+        """True when it says anything but that it is stuck, be it that it has too much to do."""
+        said = (await self._state(LIVE, PING_TIMEOUT_S)).partition(":")[0]
+        return said not in ("unavailable", "deadline_exceeded", "not serving")
 
-    async def _state(self, timeout_s: float) -> str:
+    async def _state(self, service: str, timeout_s: float) -> str:
         # Who starts has none for seconds, and a connection that fails is dearer than a look.
         if self._socket is not None and not self._socket.exists():
             return "unavailable: it does not listen yet"
         if self._channel is None:
             self._channel = aio_channel(self._address, False, RECONNECT)
-        return await _said(self._channel, "", timeout_s)
+        return await _said(self._channel, service, timeout_s)
 
 
 async def state_of(

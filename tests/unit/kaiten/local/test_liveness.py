@@ -12,7 +12,7 @@ from grpc_health.v1.health import HealthServicer
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
-from kaiten.local.health import Health
+from kaiten.local.health import LIVE, Health
 from kaiten.local.liveness import (
     BUSY_S,
     SILENT_S,
@@ -140,6 +140,10 @@ async def test_who_ends_and_is_started_again_is_found_by_the_same_asker(tmp_path
             assert not await health.is_serving()
             told.set("", HealthCheckResponse.SERVING)
             assert await health.is_serving()
+            told.set(LIVE, HealthCheckResponse.NOT_SERVING)
+            assert not await health.answers()
+            told.set(LIVE, HealthCheckResponse.SERVING)
+            assert await health.answers()
         assert not await health.answers()
 
 
