@@ -11,8 +11,10 @@ worker, on a machine whose cores are busy.
 import asyncio
 import gc
 import json
+import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any, Final, Protocol
@@ -28,6 +30,7 @@ log = structlog.get_logger()
 
 # A stop that hangs longer than this is abandoned: the supervisor must not have to kill us.
 STOP_S_MAX: Final = 10.0
+THREADS_S_MAX: Final = 2.0
 # Net new ones between two looks for cyclic garbage, which a service hardly makes. With Python's 700
 # a busy scheduler spends an eighth of its time on them.
 YOUNG_OBJECTS: Final = 10_000
@@ -80,15 +83,22 @@ def launch(build: Callable[[], Service]) -> int:
 
 def run(service: Service) -> int:
     """Run a service to its end: 0 drained or done, 1 crashed, 2 misconfigured."""
+    runner, code = asyncio.Runner(), 0
     try:
-        asyncio.run(_Run(service).main())
+        runner.run(_Run(service).main())
     except ConfigError as error:
-        return _refuse(error)
+        code = _refuse(error)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         log.critical("service.crashed", reason=reason, exc_info=error)
-        return 1
-    return 0
+        code = 1
+    # A thread at what lasts, as the loading of a model or a step that hangs, is waited for so long.
+    end = threading.Timer(THREADS_S_MAX, os._exit, (code,))
+    end.daemon = True
+    end.start()
+    runner.close()
+    end.cancel()
+    return code
 
 
 def _refuse(error: ConfigError) -> int:

@@ -20,7 +20,7 @@ WAIT_S = 120
 
 # One service for all cases: MODE says which method misbehaves; each method says that it was called.
 PROGRAM = """
-import asyncio, gc, sys
+import asyncio, gc, sys, threading
 from service_kit import lifecycle, logs
 from service_kit.errors import ConfigError
 
@@ -42,6 +42,9 @@ class Service:
         if MODE == "slow-start":
             say("starting")
             await asyncio.Event().wait()
+        if MODE == "stuck-thread":
+            say("starting")
+            await asyncio.to_thread(threading.Event().wait)
         say("started")
         return {"port": 7}
 
@@ -143,6 +146,16 @@ def test_a_signal_during_start_stops() -> None:
         code, out, err = finish(process)
     assert (code, out) == (0, ["stopped"])
     assert "service.ready" not in events(err)
+
+
+def test_a_thread_that_hangs_holds_up_no_end() -> None:
+    """As the loading of a large model does, or a step that never ends."""
+    with running("stuck-thread") as process:
+        assert said(process) == "starting"
+        process.send_signal(signal.SIGTERM)
+        code, out, err = finish(process)
+    assert (code, out) == (0, ["stopped"])
+    assert events(err)[-1] == "service.stopped"
 
 
 def test_serve_may_end_by_itself() -> None:
