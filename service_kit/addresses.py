@@ -95,27 +95,72 @@ async def _own_address(peer: str, family: int) -> str:
         return ""
 
 
-def bind_socket(host: str, port: int, flag: str, *, listens: bool = False) -> socket.socket:
-    """A socket bound to host:port (0: any free one). ConfigError says why there is none."""
-    host_flag = flag.removesuffix("-port") + "-host"
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+def listened_on(host: str, flag: str) -> list[str]:
+    """This machine's addresses that a host stands for: all of a name's, and of a wildcard those of
+    both families, as gRPC has it. ConfigError: it is no name.
+    """
+    found = ["0.0.0.0", "::"]
+    if host not in WILDCARDS:
+        try:
+            told = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        except (socket.gaierror, UnicodeError) as error:
+            why = f"host {host!r} cannot be resolved; choose another with {_host_flag(flag)}"
+            raise ConfigError(why) from error
+        found = list(dict.fromkeys(str(address[0]) for *_, address in told))
+    # A name may have addresses of a family that this machine has not.
+    return [each for each in found if _is_here(each)] or found
+
+
+def bind_sockets(host: str, port: int, flag: str, *, listens: bool = False) -> list[socket.socket]:
+    """A socket for each address of `listened_on`, all of one port (0: any free one). ConfigError
+    says why there is none.
+    """
+    taken: list[socket.socket] = []
+    for address in listened_on(host, flag):
+        try:
+            taken.append(_bound(address, port, listens=listens))
+        except OSError as error:
+            for each in taken:
+                each.close()
+            raise ConfigError(_why_not(error, address, port, flag)) from error
+        port = port or int(taken[0].getsockname()[1])
+    return taken
+
+
+def _bound(address: str, port: int, *, listens: bool = False) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
     # Unless TCP is named asyncio leaves Nagle's algorithm on, which costs 40 ms per answer.
     taken = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        taken.bind((host, port))
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            # IPv4 has a socket of its own, whose peers look as they do elsewhere.
+            taken.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        taken.bind((address, port))
         if listens:
             taken.listen()
-    except OSError as error:
+    except OSError:
         taken.close()
-        if isinstance(error, socket.gaierror):
-            why = f"host {host!r} cannot be resolved; choose another with {host_flag}"
-        elif error.errno == errno.EADDRINUSE:
-            fix = f"stop what holds it, or choose another with {flag}"
-            why = f"port {port} is taken on {host}; {fix}"
-        elif error.errno == errno.EACCES:
-            why = f"port {port} needs privileges; choose one above 1023 with {flag}"
-        else:
-            why = f"cannot listen on {host}:{port}: {error.strerror}; see {host_flag} and {flag}"
-        raise ConfigError(why) from error
+        raise
     return taken
+
+
+def _is_here(address: str) -> bool:
+    try:
+        _bound(address, 0).close()
+    except OSError as error:
+        return error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+    return True
+
+
+def _why_not(error: OSError, host: str, port: int, flag: str) -> str:
+    if error.errno == errno.EADDRINUSE:
+        fix = f"stop what holds it, or choose another with {flag}"
+        return f"port {port} is taken on {host}; {fix}"
+    if error.errno == errno.EACCES:
+        return f"port {port} needs privileges; choose one above 1023 with {flag}"
+    return f"cannot listen on {host}:{port}: {error.strerror}; see {_host_flag(flag)} and {flag}"
+
+
+def _host_flag(flag: str) -> str:
+    return flag.removesuffix("-port") + "-host"

@@ -9,7 +9,7 @@ from typing import Any, Final
 import grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
-from service_kit.addresses import bind_socket
+from service_kit.addresses import WILDCARDS, bind_sockets, listened_on
 from service_kit.errors import ConfigError, DeadlineExceeded
 from service_kit.grpc_errors import ErrorInterceptor
 from service_kit.grpc_health import WATCHES_MAX, AtMost, HealthStatus
@@ -94,18 +94,23 @@ def bind(
     credentials: grpc.ServerCredentials | None = None,
 ) -> int:
     """Bind to host:port (0 = any free one) and return the port. ConfigError says why not."""
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    bound = 0
-    with suppress(RuntimeError):
-        if credentials is None:
-            bound = server.add_insecure_port(address)
-        else:
-            bound = server.add_secure_port(address, credentials)
-    if bound == 0:
-        # The same question to the operating system, whose answer gRPC does not pass on.
-        bind_socket(host, port, flag, listens=True).close()
-        raise ConfigError(f"port {port} was taken on {host} a moment ago; try again, or see {flag}")
-    return int(bound)
+    # By itself gRPC resolves names otherwise than the system does.
+    for each in [host] if host in WILDCARDS else listened_on(host, flag):
+        address = f"[{each}]:{port}" if ":" in each else f"{each}:{port}"
+        bound = 0
+        with suppress(RuntimeError):
+            if credentials is None:
+                bound = server.add_insecure_port(address)
+            else:
+                bound = server.add_secure_port(address, credentials)
+        if bound == 0:
+            # The same question to the operating system, whose answer gRPC does not pass on.
+            for taken in bind_sockets(each, port, flag, listens=True):
+                taken.close()
+            why = f"port {port} was taken on {each} a moment ago; try again, or see {flag}"
+            raise ConfigError(why)
+        port = int(bound)
+    return port
 
 
 def add_health(

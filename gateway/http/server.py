@@ -12,7 +12,7 @@ import uvicorn
 
 from gateway.http.connection import FAREWELL_S, Connection, ConnectionLimits
 from gateway.http.open_files import NotTaken
-from service_kit.addresses import bind_socket
+from service_kit.addresses import bind_sockets
 
 KEEP_ALIVE_S: Final = 15
 BACKLOG: Final = 512
@@ -82,7 +82,7 @@ class HttpServer:
         limits = limits or ConnectionLimits()
         self._host = host
         self._port = port
-        self._socket: socket.socket | None = None
+        self._sockets: list[socket.socket] = []
         self._task: asyncio.Task[None] | None = None
         self._server = _Server(
             uvicorn.Config(
@@ -105,14 +105,14 @@ class HttpServer:
 
     def bind(self) -> int:
         """Take the port (0: any free one). ConfigError says why not."""
-        self._socket = bind_socket(self._host, self._port, "--http-port")
-        return int(self._socket.getsockname()[1])
+        self._sockets = bind_sockets(self._host, self._port, "--http-port")
+        return int(self._sockets[0].getsockname()[1])
 
     async def start(self) -> None:
         """Answer from now on."""
-        assert self._socket is not None, "bind first"
+        assert self._sockets, "bind first"
         asyncio.get_running_loop().set_exception_handler(NotTaken())
-        self._task = asyncio.create_task(self._server.serve(sockets=[self._socket]))
+        self._task = asyncio.create_task(self._server.serve(sockets=self._sockets))
         await self._server.is_up.wait()
 
     async def serve(self) -> None:
@@ -127,5 +127,5 @@ class HttpServer:
         if self._task is not None:
             with suppress(asyncio.CancelledError):
                 await self._task
-        if self._socket is not None:
-            self._socket.close()
+        for each in self._sockets:
+            each.close()
