@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Annotated, Any, Final, Literal
 
 from msgspec import UNSET, Struct, UnsetType
+from pydantic import Discriminator, Tag
 
 from gateway.openai.fields.tools import (
     Choice,
@@ -168,11 +169,33 @@ class TextPart(RequestBody):
     text: str
 
 
+class RefusalPart(RequestBody):
+    """Of what an assistant said: text as well."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        return self.refusal
+
+
+def _part_kind(part: Any) -> str:
+    is_refusal = isinstance(part, dict) and part.get("type") == "refusal"
+    return "RefusalPart" if is_refusal else "TextPart"
+
+
+ContentPart = Annotated[
+    Annotated[TextPart, Tag("TextPart")] | Annotated[RefusalPart, Tag("RefusalPart")],
+    Discriminator(_part_kind),
+]
+
+
 class ChatMessageBody(RequestBody):
     """A turn. Keys that only matter for tools or display may be there if they say nothing."""
 
     role: str
-    content: str | Annotated[list[TextPart], FAIL_FAST] | None = None
+    content: str | Annotated[list[ContentPart], FAIL_FAST] | None = None
     name: str | None = None
     """Who of that role speaks, for chat templates that show it."""
     reasoning_content: str | None = None
@@ -180,7 +203,8 @@ class ChatMessageBody(RequestBody):
     tool_calls: ToolCalls | None = None
     tool_call_id: str | None = None
     """Of a tool's answer: which call it answers."""
-    refusal: None = None
+    refusal: str | None = None
+    """What an assistant said in place of a content: text as well."""
     function_call: None = None
     audio: None = None
     annotations: list[Any] | None = None
@@ -190,7 +214,7 @@ class ChatMessageBody(RequestBody):
     def text(self) -> str | None:
         if isinstance(self.content, list):
             return "".join(part.text for part in self.content)
-        return self.content or (None if self.tool_calls else "")
+        return self.content or self.refusal or (None if self.tool_calls else "")
 
     def message(self) -> Message:
         """ "developer" is OpenAI's newer word for what templates call "system"."""

@@ -43,10 +43,19 @@ async def generate(api: Api, exchange: HttpExchange, body: GenerationBody) -> No
             prompt_logprobs=body.prompt_logprobs,
             calls_as_end=not body.names_call,
         )
-        parts = Parts(generations, api.formatter, shown, echoes)
+        formatter = api.formatter.by_id if body.return_tokens_as_token_ids else api.formatter
+        parts = Parts(generations, formatter, shown, echoes)
         if body.stream:
-            usage, ping_s = bool(options.include_usage), api.config.sse_ping_s
-            await send_stream(exchange, form, head, parts, with_usage=usage, ping_s=ping_s)
+            usage = bool(options.include_usage)
+            await send_stream(
+                exchange,
+                form,
+                head,
+                parts,
+                with_usage=usage,
+                is_continuous=usage and bool(options.continuous_usage_stats),
+                ping_s=api.config.sse_ping_s,
+            )
         else:
             wholes = await parts.collect()
             await exchange.send_json(200, form.reply(head, wholes, parts.ends()))

@@ -36,6 +36,8 @@ TOKEN_ID: Final = re.compile(r"0|-?[1-9][0-9]{0,18}", re.ASCII)
 class StreamOptions(RequestBody):
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
+    continuous_usage_stats: bool | None = None
+    """With include_usage each chunk has its choice's usage so far."""
 
 
 class PromptCacheOptions(RequestBody):
@@ -160,6 +162,8 @@ class GenerationBody(SamplingBody, OtherNames):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    """In log-probabilities tokens are called `token_id:7`."""
     response_format: ResponseFormat | None = None
 
     @property

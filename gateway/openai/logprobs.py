@@ -60,8 +60,14 @@ class Offsets:
 class LogprobFormatter:
     """One per endpoint."""
 
-    def __init__(self, pieces: Pieces) -> None:
+    def __init__(self, pieces: Pieces, *, names_ids: bool = False) -> None:
         self._pieces = pieces
+        self._names_ids = names_ids
+
+    @property
+    def by_id(self) -> "LogprobFormatter":
+        """One that calls tokens by their ids, as vLLM can: two that look the same differ."""
+        return LogprobFormatter(self._pieces, names_ids=True)
 
     def output(self, delta: Delta, offsets: Offsets) -> list[TokenLogprob]:
         tokens = []
@@ -103,7 +109,8 @@ class LogprobFormatter:
 
     def _text(self, token_id: int) -> tuple[str, bytes]:
         text = self._pieces.token_text(token_id)
-        return text, self._pieces.get(token_id) or text.encode()
+        raw = self._pieces.get(token_id) or text.encode()
+        return f"token_id:{token_id}" if self._names_ids else text, raw
 
 
 def _clip(logprob: float) -> float | None:

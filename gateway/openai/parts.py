@@ -46,7 +46,8 @@ class Chunk(Head, kw_only=True):
     """One event of a stream."""
 
     choices: list[Any]
-    # With include_usage it is null until the last chunk, and else not there.
+    # With include_usage it is null until the last chunk, and else not there; with
+    # continuous_usage_stats it is of this choice, so far.
     usage: Usage | UnsetType | None = UNSET
     kaiten: Timing | UnsetType = UNSET
 
@@ -116,6 +117,8 @@ class Parts:
         # By the first choice of each prompt: how many it has, and what they show of it.
         self._prompts: dict[int, tuple[int, Echo]] = {}
         self._count = 0
+        # Of those that were accepted, by the same.
+        self._prompt_tokens: dict[int, int] = {}
         for generation, echo in zip(generations, echoes, strict=True):
             self._prompts[self._count] = len(generation.choices), echo
             self._count += len(generation.choices)
@@ -129,6 +132,13 @@ class Parts:
     def ends(self) -> Fields:
         """What the last message of a response says."""
         return ends_of(self._done)
+
+    def usage_so_far(self, part: Part) -> Usage:
+        """Of the part's choice, with it."""
+        output = part.position if part.end is None else part.end.output_tokens
+        first = max(each for each in self._prompt_tokens if each <= part.choice)
+        prompt = self._prompt_tokens[first]
+        return Usage(prompt, output, prompt + output)
 
     async def batches(self) -> AsyncGenerator[list[Part], None]:
         """What piled up comes together."""
@@ -188,6 +198,7 @@ class Parts:
                 self._done.append(event.message)
                 return ()
             case Accepted():
+                self._prompt_tokens[base] = event.prompt_tokens
                 n, echo = self._prompts[base]
                 # With its log-probabilities the prompt's text comes when these are known.
                 text = echo.text if echo.top is None else ""
@@ -249,15 +260,26 @@ async def send_stream(
     parts: Parts,
     *,
     with_usage: bool,
+    is_continuous: bool = False,
     ping_s: float,
 ) -> None:
-    """A chunk per part, one for the usage if it is wanted, and [DONE]."""
-    usage = None if with_usage else UNSET
+    """A chunk per part, one for the usage if it is wanted, and [DONE]. `is_continuous`: each has
+    the usage so far."""
+
+    def usage(part: Part) -> Usage | UnsetType | None:
+        if is_continuous:
+            return parts.usage_so_far(part)
+        return None if with_usage else UNSET
+
     await exchange.start_events()
     async with exchange.pinged(ping_s), aclosing(parts.batches()) as batches:
         async for batch in batches:
-            choices = [each for each in map(form.choice, batch) if each is not None]
-            chunks = [form.chunk(**head, choices=[each], usage=usage) for each in choices]
+            choices = [(part, form.choice(part)) for part in batch]
+            chunks = [
+                form.chunk(**head, choices=[choice], usage=usage(part))
+                for part, choice in choices
+                if choice is not None
+            ]
             if chunks:
                 await exchange.send_events(b"".join(map(to_event, chunks)))
     last = to_event(form.chunk(**head, choices=[], **parts.ends())) if with_usage else b""

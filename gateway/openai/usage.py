@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from kaiten.v1.inference_service_pb2 import Done
 
@@ -19,13 +19,13 @@ class CompletionTokensDetails(Struct):
 
 
 class Usage(Struct):
-    """Sums over the prompts of one HTTP request."""
+    """Sums over the prompts of one HTTP request; of one choice so far, they have no details."""
 
     prompt_tokens: Count
     completion_tokens: Count
     total_tokens: Count
-    prompt_tokens_details: PromptTokensDetails
-    completion_tokens_details: CompletionTokensDetails
+    prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
 class Timing(Struct, kw_only=True):

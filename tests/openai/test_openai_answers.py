@@ -395,3 +395,49 @@ def test_a_text_without_what_the_tokenizer_puts_before_it(
         assert reply.usage.prompt_tokens == count
         told = httpx.post(f"{whole_stack.door.http}/tokenize", json={"prompt": "The chef"} | extra)
         assert told.json()["count"] == count
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_stream_with_the_usage_so_far(client: OpenAI, n: int) -> None:
+    """As vLLM has it: of each choice by itself, and of all in the end."""
+    options: Any = {"include_usage": True, "continuous_usage_stats": True}
+    stream = client.completions.create(
+        model=MODEL, prompt="The chef", max_tokens=6, n=n, stream=True, stream_options=options,
+        extra_body={"ignore_eos": True},
+    )  # fmt: skip
+    *chunks, last = list(stream)
+    for choice in range(n):
+        counts = [
+            each.usage.completion_tokens
+            for each in chunks
+            if each.choices[0].index == choice and each.usage is not None
+        ]
+        assert counts == sorted(counts)
+        assert counts[-1] == 6
+    assert {each.usage.prompt_tokens for each in chunks if each.usage is not None} == {3}
+    assert last.usage is not None
+    assert last.usage.completion_tokens == 6 * n
+
+
+def test_tokens_by_their_ids(client: OpenAI) -> None:
+    asked: Any = {"model": MODEL, "max_tokens": 3, "temperature": 0}
+    ids: Any = {"extra_body": {"return_tokens_as_token_ids": True, "return_token_ids": True}}
+    told = client.completions.create(prompt="The chef", logprobs=2, **asked, **ids).choices[0]
+    names = [f"token_id:{each}" for each in (told.model_extra or {})["token_ids"]]
+    assert told.logprobs is not None
+    assert told.logprobs.tokens == names
+    assert [
+        max(each, key=lambda name: each[name]) for each in told.logprobs.top_logprobs or ()
+    ] == names
+    turns: Any = [{"role": "user", "content": "Hello"}]
+    chat = client.chat.completions.create(
+        messages=turns, logprobs=True, top_logprobs=1, **asked, **ids
+    )
+    content = chat.choices[0].logprobs.content if chat.choices[0].logprobs else None
+    assert content
+    assert all(each.token.startswith("token_id:") for each in content)
+    # What the token is stays there.
+    assert (
+        bytes(content[0].bytes or ()).decode()
+        == (chat.choices[0].message.content or "")[: len(content[0].bytes or ())]
+    )

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Tag
 from pydantic_core import PydanticCustomError
 
 from gateway.http.json_body import cut
+from gateway.openai.chat import RefusalPart
 from gateway.openai.fields.structured_outputs import ResponseTextFormat
 from gateway.openai.fields.tools import Choice, chosen, tools_of
 from gateway.openai.generation_body import SamplingBody
@@ -39,17 +40,6 @@ LOGPROBS_INCLUDED: Final = "message.output_text.logprobs"
 Included = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
 
 
-class InputRefusal(RequestBody):
-    """A part of what an assistant said: text as well."""
-
-    type: Literal["refusal"]
-    refusal: str
-
-    @property
-    def text(self) -> str:
-        return self.refusal
-
-
 class InputText(RequestBody):
     """A part of a content. What a part of an answer has besides may be there if it says nothing."""
 
@@ -64,11 +54,11 @@ class InputText(RequestBody):
 def _part_kind(part: Any) -> str:
     """The name of its model: a tag that is called as a key would be taken for one."""
     is_refusal = isinstance(part, dict) and part.get("type") == "refusal"
-    return "InputRefusal" if is_refusal else "InputText"
+    return "RefusalPart" if is_refusal else "InputText"
 
 
 InputPart = Annotated[
-    Annotated[InputText, Tag("InputText")] | Annotated[InputRefusal, Tag("InputRefusal")],
+    Annotated[InputText, Tag("InputText")] | Annotated[RefusalPart, Tag("RefusalPart")],
     Discriminator(_part_kind),
 ]
 InputContent = str | Annotated[list[InputPart], FAIL_FAST]
@@ -165,7 +155,7 @@ class ItemReference(RequestBody):
     id: str
 
 
-def _text(content: str | list[InputText | InputRefusal]) -> str:
+def _text(content: str | list[InputText | RefusalPart]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
 

@@ -214,7 +214,9 @@ class InputItems(Listing, kw_only=True):
 
 
 def usage_of(usage: OtherUsage) -> ResponseUsage:
-    """The same in the words of this endpoint."""
+    """The same in the words of this endpoint, of all of an answer."""
+    assert usage.prompt_tokens_details
+    assert usage.completion_tokens_details
     return ResponseUsage(
         input_tokens=usage.prompt_tokens,
         input_tokens_details=InputTokensDetails(usage.prompt_tokens_details.cached_tokens),

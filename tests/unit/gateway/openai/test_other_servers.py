@@ -12,7 +12,7 @@ from gateway.openai.completions import CompletionBody
 from gateway.openai.generation_body import GenerationBody
 from gateway.openai.request_body import parse
 from gateway.requests.validation import Limits, check
-from gateway.values.generation_request import GenerationRequest
+from gateway.values.generation_request import ChatPrompt, GenerationRequest
 from kaiten.v1.common_pb2 import Choices, StructuredOutputs
 from service_kit.errors import InvalidRequest
 
@@ -132,6 +132,21 @@ def test_what_cannot_go_on(last: Any, more: Any, rule: str) -> None:
     message = refusal(ChatBody, **fields)
     assert message.startswith("continue_final_message: ")
     assert rule in message
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        {"content": None, "refusal": "no"},
+        {"content": [{"type": "refusal", "refusal": "n"}, {"type": "text", "text": "o"}]},
+        {"content": "no", "refusal": None},
+    ],
+)
+def test_what_was_refused_is_text(turn: dict[str, Any]) -> None:
+    """As in /v1/responses."""
+    prompt = asked(ChatBody, messages=[{"role": "assistant"} | turn]).prompt
+    assert isinstance(prompt, ChatPrompt)
+    assert prompt.messages[0].content == "no"
 
 
 @KINDS
