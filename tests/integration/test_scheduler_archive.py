@@ -195,7 +195,7 @@ async def test_what_came_late_is_told_from_the_newest_snapshot(tmp_path: Path) -
             await more_work(cluster)
             await cluster.all_done()
         last = (await journal_of(cluster))[-1].seq
-        await until(lambda: [r.seq for r in records_of(archive)][-1:] == [last], "all of it")
+        await until(lambda: [r.seq for r in records_of(archive)][-1:] >= [last], "all of it")
         cluster.is_checked = False
     assert not list(verify([archive]))
     found = list(entries([archive]))
@@ -255,7 +255,7 @@ async def test_a_disk_that_refuses_stops_no_stream_and_leaves_a_marked_gap(
         await cluster.all_done()
         await until(lambda: cluster.events(scheduler, "archive.goes_on"), "the archive")
         last = (await journal_of(cluster))[-1].seq
-        await until(lambda: [r.seq for r in records_of(archive)][-1:] == [last], "all of it")
+        await until(lambda: [r.seq for r in records_of(archive)][-1:] >= [last], "all of it")
     (gap,) = (entry.gap for entry in entries([archive]) if entry.HasField("gap"))
     assert gap.first_seq == first
     assert gap.last_seq <= refused
@@ -280,7 +280,7 @@ async def test_every_scheduler_serves_what_it_wrote_and_they_are_merged(tmp_path
         await cluster.all_done()
         last = (await journal_of(cluster))[-1].seq
         leader.start()
-        await until(lambda: [r.seq for r in records_of(tmp_path)][-1:] == [last], "all of it")
+        await until(lambda: [r.seq for r in records_of(tmp_path)][-1:] >= [last], "all of it")
         addresses = cluster.scheduler_addresses
         await until(lambda: cluster.state_of(addresses[cluster.schedulers.index(leader)]), "back")
         written = list(entries(folders))

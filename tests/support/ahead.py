@@ -173,6 +173,9 @@ class LateScheduler(MiniScheduler):
 
     def on_outcome(self, computed: Plan, step: int, outcome: StepOutcome) -> None:
         super().on_outcome(computed, step, outcome)
+        for slot, _ in outcome.errors:
+            # Until it is heard of, the row has a token more, and blocks for it.
+            self.running[slot].known += 1
         for slot in {slot for slot, _ in (*outcome.finished, *outcome.errors)}:
             self.running[slot].is_finished = False
             self.unheard.append((slot, self.running[slot]))

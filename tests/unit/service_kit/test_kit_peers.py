@@ -190,17 +190,29 @@ def test_of_several_that_make_a_credential_at_once_one_has(tmp_path: Path) -> No
 
 
 @asynccontextmanager
-async def served(peers: Peers, settings: PartSettings | None = None) -> AsyncIterator[Bound]:
-    """A part with a method of each kind, which says what it was asked."""
+async def served(
+    peers: Peers, settings: PartSettings | None = None, *, is_hasty: bool = False
+) -> AsyncIterator[Bound]:
+    """A part with a method of each kind, which says what it was asked. Hasty: it answers a stream
+    of requests before it has read them.
+    """
     reached: list[str] = []
 
-    async def unary(_request: Any, _context: Any) -> bytes:
+    async def unary(request: Any, _context: Any) -> bytes:
         reached.append("unary")
+        await read(request)
         return b"ok"
 
-    async def stream(_request: Any, _context: Any) -> AsyncIterator[bytes]:
+    async def stream(request: Any, _context: Any) -> AsyncIterator[bytes]:
         reached.append("stream")
+        await read(request)
         yield b"ok"
+
+    async def read(request: Any) -> None:
+        """A client that writes what its server does not wait for hears INTERNAL of itself."""
+        if hasattr(request, "__aiter__") and not is_hasty:
+            async for _ in request:
+                pass
 
     server = grpc_server.create_server(interceptors=peers.interceptors())
     handlers = {
@@ -291,7 +303,7 @@ async def test_who_took_the_address_of_a_part_is_not_taken_for_it(
 ) -> None:
     """It lets everybody in, and knows nothing of our credential; nor does it learn it."""
     ours = sharing(tmp_path, OURS)
-    async with served(Peers()) as bound:
+    async with served(Peers(), is_hasty=True) as bound:
         error = await refusal(ours, str(bound), kind)
     assert error.code() is UNAUTHENTICATED
     assert "whoever answered" in str(error.details())

@@ -60,8 +60,10 @@ class Run:
         self.process.stdout = None
 
     def finish(self) -> tuple[int, list[str]]:
-        out, _ = self.process.communicate(timeout=WAIT_S)
-        return self.process.returncode, out.splitlines()
+        # `communicate` passes over what was read ahead with the lines before.
+        assert self.process.stdout is not None
+        lines = self.process.stdout.read().splitlines()
+        return self.process.wait(WAIT_S), lines
 
     def child(self, name: str) -> psutil.Process:
         return psutil.Process(int((self.folder / f"{name}.pid").read_text()))
