@@ -1,0 +1,71 @@
+"""A real worker whose steps can be held, as by a device that does not answer.
+
+    python -m tests.fakes.held_worker --model FOLDER --lock FILE --held-from 40
+
+A step that samples output position 40 or a later one waits while another process has an exclusive
+`flock` of the file. That takes no processor time, and answers nobody.
+"""
+
+import fcntl
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from pydantic import Field
+
+from gpu_worker.batch.step_types import ModelRunner, StepInputs, StepSamples
+from gpu_worker.runner.eager_runner import EagerRunner
+from gpu_worker.service.loading import Loaded, load
+from gpu_worker.service.process import WorkerProcess
+from gpu_worker.settings import WorkerSettings
+from service_kit import lifecycle, logs
+from service_kit.settings import load as load_settings
+
+
+class HeldSettings(WorkerSettings):
+    """A worker, and what holds it."""
+
+    lock: Path = Field(description="a file: who has an exclusive flock of it holds steps")
+    held_from: int = Field(ge=0, description="steps that sample this output position, or later")
+
+
+class HeldDevice:
+    """A `ModelRunner` that waits for the lock before such a step."""
+
+    def __init__(self, device: ModelRunner, settings: HeldSettings) -> None:
+        self._device = device
+        self._lock = settings.lock
+        self._held_from = settings.held_from
+
+    def copy_blocks(self, pairs: tuple[tuple[int, int], ...]) -> None:
+        self._device.copy_blocks(pairs)
+
+    def execute(self, step: StepInputs) -> StepSamples:
+        if (step.sampling.position >= self._held_from).any():
+            with self._lock.open() as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH)
+        return self._device.execute(step)
+
+
+def load_held(settings: WorkerSettings) -> Loaded:
+    """In place of `service.loading.load`."""
+    assert isinstance(settings, HeldSettings)
+    loaded = load(settings)
+    assert isinstance(loaded.runner, EagerRunner)
+    return replace(loaded, runner=HeldDevice(loaded.runner, settings))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """As `gpu_worker.main.main`."""
+
+    def build() -> WorkerProcess:
+        settings = load_settings(HeldSettings, "worker", argv)
+        logs.configure("worker", settings.log_level)
+        return WorkerProcess(settings, load_held)
+
+    return lifecycle.launch(build)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
