@@ -7,6 +7,8 @@ import asyncio
 import errno
 import re
 import socket
+from collections.abc import Sequence
+from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
@@ -17,6 +19,7 @@ from service_kit.errors import ConfigError
 WILDCARDS: Final = ("0.0.0.0", "::", "")
 UNIX: Final = "unix:"
 PORT_MAX: Final = 65535
+FREE_PORT_TRIES: Final = 8
 # A name or an address of IPv4; an address of IPv6 has brackets.
 _TCP: Final = re.compile(r"(?:[\w.-]+|\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]):([0-9]{1,5})", re.ASCII)
 
@@ -115,8 +118,19 @@ def bind_sockets(host: str, port: int, flag: str, *, listens: bool = False) -> l
     """A socket for each address of `listened_on`, all of one port (0: any free one). ConfigError
     says why there is none.
     """
+    found = listened_on(host, flag)
+    # What is free at the first address may be taken at the next: then another one is tried.
+    for _ in range(0 if port else FREE_PORT_TRIES - 1):
+        with suppress(ConfigError):
+            return _bound_at_all(found, port, flag, listens=listens)
+    return _bound_at_all(found, port, flag, listens=listens)
+
+
+def _bound_at_all(
+    found: Sequence[str], port: int, flag: str, *, listens: bool
+) -> list[socket.socket]:
     taken: list[socket.socket] = []
-    for address in listened_on(host, flag):
+    for address in found:
         try:
             taken.append(_bound(address, port, listens=listens))
         except OSError as error:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -95,22 +95,39 @@ def bind(
 ) -> int:
     """Bind to host:port (0 = any free one) and return the port. ConfigError says why not."""
     # By itself gRPC resolves names otherwise than the system does.
-    for each in [host] if host in WILDCARDS else listened_on(host, flag):
-        address = f"[{each}]:{port}" if ":" in each else f"{each}:{port}"
-        bound = 0
-        with suppress(RuntimeError):
-            if credentials is None:
-                bound = server.add_insecure_port(address)
-            else:
-                bound = server.add_secure_port(address, credentials)
-        if bound == 0:
-            # The same question to the operating system, whose answer gRPC does not pass on.
-            for taken in bind_sockets(each, port, flag, listens=True):
-                taken.close()
-            why = f"port {port} was taken on {each} a moment ago; try again, or see {flag}"
-            raise ConfigError(why)
-        port = int(bound)
+    found = [host] if host in WILDCARDS else listened_on(host, flag)
+    with ExitStack() as held:
+        if port == 0 and len(found) > 1:
+            # One that is free at all of them: gRPC gives back none that it has.
+            kept = [held.enter_context(each) for each in bind_sockets(host, port, flag)]
+            port = int(kept[0].getsockname()[1])
+        for each in found:
+            port = _bound(server, each, port, flag, credentials)
     return port
+
+
+def _bound(
+    server: "grpc.aio.Server",
+    address: str,
+    port: int,
+    flag: str,
+    credentials: grpc.ServerCredentials | None,
+) -> int:
+    """The port, at one address."""
+    place = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+    bound = 0
+    with suppress(RuntimeError):
+        if credentials is None:
+            bound = server.add_insecure_port(place)
+        else:
+            bound = server.add_secure_port(place, credentials)
+    if bound == 0:
+        # The same question to the operating system, whose answer gRPC does not pass on.
+        for taken in bind_sockets(address, port, flag, listens=True):
+            taken.close()
+        why = f"port {port} was taken on {address} a moment ago; try again, or see {flag}"
+        raise ConfigError(why)
+    return bound
 
 
 def add_health(

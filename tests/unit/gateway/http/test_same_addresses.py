@@ -1,6 +1,8 @@
 """Both doors of a gateway listen on the same addresses, whatever a host is called."""
 
+import errno
 import socket
+from functools import partial
 from typing import Any
 
 import pytest
@@ -75,3 +77,28 @@ def test_one_that_is_taken_leaves_none(here: list[str]) -> None:
             bind_sockets("both.test", port, "--http-port")
     for each in bind_sockets("both.test", port, "--http-port"):
         each.close()
+
+
+@pytest.mark.usefixtures("named")
+async def test_a_port_that_is_chosen_is_free_at_all_of_them(
+    here: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the system gives for the first may be somebody's at the next, and not only once."""
+    if len(here) < 2:
+        pytest.skip("this machine has no IPv6")
+    bound, refused = addresses._bound, set[int]()
+
+    def told(address: str, port: int, **how: bool) -> socket.socket:
+        if port and address == here[-1] and (port in refused or len(refused) < 3):
+            refused.add(port)
+            raise OSError(errno.EADDRINUSE, "Address already in use")
+        return bound(address, port, **how)
+
+    monkeypatch.setattr(addresses, "_bound", told)
+    http, grpc_server = HttpServer(app, "both.test", 0), create_server()
+    for door in (http.bind, partial(bind, grpc_server, "both.test", 0)):
+        refused.clear()
+        assert door() not in refused
+        assert len(refused) == 3
+    await http.stop()
+    await grpc_server.stop(None)
