@@ -7,6 +7,7 @@ a leader of which it was told that it has ended. The lease itself is the proof: 
 
 import asyncio
 import secrets
+from contextlib import suppress
 from typing import Final, Protocol
 
 from kaiten.v1.ledger_pb2 import CellRecord
@@ -22,6 +23,8 @@ POLL_S_MAX: Final = 0.5
 # After a pause longer than this many polls (a stopped process, a stalled store) the pause does not
 # count as watching.
 PAUSE_POLLS_MAX: Final = 2
+# Of a candidate that is told to stop while it is elected; the lease then runs out by itself.
+GIVE_BACK_S_MAX: Final = 1.0
 
 
 class LeaseWatch:
@@ -124,6 +127,8 @@ class LeaseSource(Protocol):
         above_epoch: int = 0,
     ) -> Leader | None: ...
 
+    async def resign(self, leader: Leader) -> None: ...
+
 
 class LeaseObserver(Protocol):
     """Who wants to know what a candidate sees at every poll."""
@@ -185,13 +190,7 @@ class Candidate:
             may_take = watch.may_take(lease, self._clock.monotonic_ns())
             if not (may_take or has_ended or is_ours):
                 return None
-            return await self._ledger.elect(
-                self._address,
-                nonce,
-                seen=lease,
-                has_ended=has_ended,
-                above_epoch=self._above_epoch,
-            )
+            return await self._elect(nonce, lease, has_ended=has_ended)
         except StoreLost:
             raise
         except Unavailable as error:
@@ -199,6 +198,26 @@ class Candidate:
             if self._observer is not None:
                 self._observer.missed(error)
             return None
+
+    async def _elect(self, nonce: int, seen: Lease | None, *, has_ended: bool) -> Leader | None:
+        """Cancelled, it gives back what it was given meanwhile: else nobody leads for a TTL."""
+        electing = asyncio.ensure_future(
+            self._ledger.elect(
+                self._address,
+                nonce,
+                seen=seen,
+                has_ended=has_ended,
+                above_epoch=self._above_epoch,
+            )
+        )
+        try:
+            return await asyncio.shield(electing)
+        except asyncio.CancelledError:
+            with suppress(TimeoutError, Unavailable):
+                async with asyncio.timeout(GIVE_BACK_S_MAX):
+                    if (leader := await electing) is not None:
+                        await self._ledger.resign(leader)
+            raise
 
     async def _pause(self) -> None:
         """Until the next poll is due, or there is news."""

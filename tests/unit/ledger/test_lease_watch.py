@@ -1,11 +1,14 @@
 """When a standby may take the lease: by its own clock, and only for time it really watched."""
 
+import asyncio
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ledger import Candidate, Leader, Lease, StoreLost
 from ledger.leadership import POLLS_PER_TTL, LeaseWatch
 from service_kit.errors import Unavailable
+from tests.support.answers import until
 
 TTL_NS = 8_000
 POLL_NS = TTL_NS // POLLS_PER_TTL
@@ -66,6 +69,10 @@ class ScriptedLedger:
         self.polls = polls
         self.elections: list[tuple[str, int, Lease | None]] = []
         self.ended: list[bool] = []
+        self.resigned: list[Leader] = []
+        # Elections wait for it.
+        self.answers = asyncio.Event()
+        self.answers.set()
 
     async def leader(self) -> Lease | None:
         answer = self.polls.pop(0)
@@ -84,7 +91,11 @@ class ScriptedLedger:
     ) -> Leader | None:
         self.elections.append((address, nonce, seen))
         self.ended.append(has_ended)
+        await self.answers.wait()
         return Leader(epoch=9, nonce=nonce, journal_seq=4)
+
+    async def resign(self, leader: Leader) -> None:
+        self.resigned.append(leader)
 
 
 class JumpingClock:
@@ -134,3 +145,16 @@ async def test_a_lost_store_ends_the_campaign() -> None:
         assert ledger.elections == []
     else:
         raise AssertionError("campaigned on a lost store")
+
+
+async def test_who_is_told_to_stop_while_it_is_elected_does_not_keep_the_lease() -> None:
+    ledger = ScriptedLedger([None])
+    ledger.answers.clear()
+    campaign = asyncio.create_task(Candidate(ledger, JumpingClock(), 3.0).campaign())
+    await until(lambda: ledger.elections, "an election")
+    campaign.cancel()
+    await asyncio.sleep(0)
+    ledger.answers.set()
+    await asyncio.wait({campaign})
+    assert campaign.cancelled()
+    assert [leader.nonce for leader in ledger.resigned] == [ledger.elections[0][1]]
