@@ -175,8 +175,9 @@ class Engine:
                 self._at_it_since_ns = self._at_it_since_ns or time.monotonic_ns()
                 self._handle(command)
         except BaseException as error:
-            log.critical("engine.crashed", reason=str(error), exc_info=error)
+            # First: where memory is full, what is to be logged of it may find none either.
             self._on_crash(_as_exception(error))
+            log.critical("engine.crashed", reason=str(error), exc_info=error)
 
     def _next(self) -> _Command:
         """Wait for a command. What is in the air lands as soon as it is done.

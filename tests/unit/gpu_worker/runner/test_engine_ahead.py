@@ -145,13 +145,25 @@ class _Panic(BaseException):
     """As a library written in Rust raises it."""
 
 
+class _NoMemory:
+    def critical(self, _event: str, **_fields: object) -> None:
+        raise MemoryError
+
+
 class _PanickingDevice(_HeldDevice):
     def launch(self, step: StepInputs) -> _Held:
         raise _Panic("index out of bounds")
 
 
-def test_a_panic_in_a_step_is_a_crash_that_is_told() -> None:
+@pytest.mark.parametrize("has_memory", [True, False])
+def test_a_panic_in_a_step_is_a_crash_that_is_told(
+    has_memory: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where nothing can be logged of it any more."""
     crashes: queue.SimpleQueue[Exception] = queue.SimpleQueue()
+    if not has_memory:
+        monkeypatch.setattr("gpu_worker.runner.engine.log", _NoMemory())
+        monkeypatch.setattr(threading, "excepthook", lambda _: None)
     engine = Engine(Rows(LIMITS), _PanickingDevice(), on_crash=crashes.put)
     engine.start()
     session, scheduler = _Session(), MiniScheduler(LIMITS)
