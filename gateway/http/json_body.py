@@ -25,8 +25,8 @@ UNIONS: Final = {
     "prompt": "must be a string, a list of strings, a list of token ids, or a list of those lists",
     "input": "must be a string or a list of messages with role and content, which is a string or a "
     f"list of text parts; {NOT_TAKEN}",
-    "tool_choice": 'must be "none", "auto", "required" or an object that names a function; '
-    "for allowed_tools give no other tools",
+    "tool_choice": 'must be "none", "auto", "required" or an object: of type function, or of type '
+    "allowed_tools, with a mode, auto or required, and tools, which are functions",
     "conversation": "must be the id of a conversation, or an object with nothing but its id",
     "stop": "must be a string or a list of strings",
     "content": f"must be a string or a list of text parts; {NOT_TAKEN}",

@@ -8,7 +8,9 @@ from msgspec import UNSET, Struct, UnsetType
 from pydantic import Discriminator, Tag
 
 from gateway.openai.fields.tools import (
+    AllowedChoice,
     Choice,
+    Chosen,
     FunctionDelta,
     FunctionReply,
     NamedChoice,
@@ -16,7 +18,7 @@ from gateway.openai.fields.tools import (
     ToolCallReply,
     ToolCalls,
     Tools,
-    chosen,
+    calling,
     tools_of,
 )
 from gateway.openai.generate import generating
@@ -276,9 +278,9 @@ class ChatBody(GenerationBody, ConversationBody):
     """Needs logprobs."""
     reasoning_effort: str | None = None
     """For chat templates that ask for it. chat_template_kwargs may say another."""
-    tool_choice: Choice | NamedChoice | None = None
-    """none: the model is not told of tools. required, or one by its name: workers must be able to
-    keep to a grammar. Left out: auto."""
+    tool_choice: Choice | NamedChoice | AllowedChoice | None = None
+    """none: the model is not told of tools. required, one by its name, or some of them: workers
+    must be able to keep to a grammar. Left out: auto."""
     parallel_tool_calls: bool | None = None
     """false: one call at most, with which the output ends."""
 
@@ -297,17 +299,26 @@ class ChatBody(GenerationBody, ConversationBody):
             check_option("reasoning_effort", "reasoning_effort", limits)
             options["reasoning_effort"] = self.reasoning_effort
         prompt = self.chat_prompt(self.messages, options)
-        choice = self.tool_choice
-        name = choice.function.name if isinstance(choice, NamedChoice) else ""
-        must_call = chosen(prompt.tools, None if isinstance(choice, NamedChoice) else choice, name)
         request = self.request(
-            replace(prompt, tools=()) if choice == "none" else prompt,
+            replace(prompt, tools=()) if self.tool_choice == "none" else prompt,
             limits,
             logprobs=self._logprobs(),
             max_tokens=limit,
         )
         is_single = self.parallel_tool_calls is False
-        return [replace(request, is_read=True, must_call=must_call, is_single_call=is_single)]
+        read = replace(request, is_read=True, is_single_call=is_single)
+        return [calling(read, prompt.tools, self._chosen)]
+
+    @property
+    def _chosen(self) -> Chosen:
+        match self.tool_choice:
+            case NamedChoice(function=function):
+                return Chosen("required", [function.name])
+            case AllowedChoice(allowed_tools=allowed):
+                names = [each.function.name for each in allowed.tools]
+                return Chosen(allowed.mode, names, "tool_choice.allowed_tools.tools")
+            case choice:
+                return Chosen(choice or "auto")
 
     @property
     def names_call(self) -> bool:

@@ -136,12 +136,13 @@ def constrained(
 
 
 def is_held(request: GenerationRequest) -> bool:
-    """Whether a grammar holds its calls: they must be made, are strict, or stand beside an answer
-    that has one."""
+    """Whether a grammar holds its calls: they must be made, or only some may, they are strict, or
+    stand beside an answer that has one."""
     if not (request.is_read and isinstance(request.prompt, ChatPrompt) and request.prompt.tools):
         return False
     is_strict = any(tool.is_strict for tool in request.prompt.tools)
-    return bool(request.must_call) or is_strict or request.sampling.HasField("structured_outputs")
+    is_chosen = bool(request.must_call or request.may_call)
+    return is_chosen or is_strict or request.sampling.HasField("structured_outputs")
 
 
 def holds(request: GenerationRequest, tool: Tool) -> bool:
@@ -151,6 +152,8 @@ def holds(request: GenerationRequest, tool: Tool) -> bool:
 
 def _functions(request: GenerationRequest, tools: Sequence[Tool]) -> Iterator[Function]:
     for tool in tools:
+        if request.may_call and tool.name not in request.may_call:
+            continue
         if holds(request, tool):
             yield Function(tool.name, tool.parameters)
         elif not request.must_call:

@@ -64,7 +64,7 @@ def _check_held(
     """Their grammar must be one that somebody can keep to, beside all else that was asked."""
     wanted, field = request.sampling.structured_outputs, f"{PREFIX}.tool_choice"
     has_own = request.sampling.HasField("structured_outputs")
-    if not request.must_call and not has_own:
+    if not (request.must_call or request.may_call or has_own):
         index = next(index for index, tool in enumerate(prompt.tools) if tool.is_strict)
         field = f"{PREFIX}.tools.{index}.strict"
     if FEATURE_STRUCTURED_OUTPUTS not in limits.features:

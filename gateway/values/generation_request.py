@@ -133,6 +133,8 @@ class GenerationRequest:
     is_read: bool = False
     # Names of tools of which one must be called; empty: as the model likes.
     must_call: tuple[str, ...] = ()
+    # Names of tools of which others must not be called; empty: any may.
+    may_call: tuple[str, ...] = ()
     # One call at most.
     is_single_call: bool = False
     # Larger runs first.

@@ -4,11 +4,13 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import jsonschema
 import pytest
-from openai import OpenAI
+from openai import BadRequestError, OpenAI
+from openai.types.chat import ChatCompletionAllowedToolChoiceParam
+from openai.types.responses import ToolChoiceAllowed, ToolChoiceAllowedParam
 from tokenizers import Tokenizer
 
 from kaiten.client import Client
@@ -117,6 +119,49 @@ def test_in_responses(client: OpenAI) -> None:
     (item,) = response.output
     assert item.type == "function_call"
     jsonschema.validate(json.loads(item.arguments), ORDER)
+
+
+def test_of_some_tools_only(client: OpenAI) -> None:
+    """Though `order` is what it has learned to call."""
+    allowed: ChatCompletionAllowedToolChoiceParam = {
+        "type": "allowed_tools",
+        "allowed_tools": {
+            "mode": "required",
+            "tools": [{"type": "function", "function": {"name": "pay"}}],
+        },
+    }
+    asked: Any = {"messages": [{"role": "user", "content": "Two plates of crab, please."}]}
+    asked |= {"model": MODEL, "tools": TOOLS, "temperature": 0, "max_tokens": 60}
+    prompts = set()
+    modes: tuple[Literal["required", "auto"], ...] = ("required", "auto")
+    for mode in modes:
+        allowed["allowed_tools"]["mode"] = mode
+        reply = client.chat.completions.create(**asked, tool_choice=allowed)
+        called: list[Any] = reply.choices[0].message.tool_calls or []
+        assert {call.function.name for call in called} <= {"pay"}
+        assert mode == "auto" or reply.choices[0].message.content is None
+        assert reply.usage is not None
+        prompts.add(reply.usage.prompt_tokens)
+    free = client.chat.completions.create(**asked)
+    assert free.usage is not None
+    assert prompts == {free.usage.prompt_tokens}
+    flat: Any = [{"type": "function", **each["function"]} for each in TOOLS]
+    some: ToolChoiceAllowedParam = {
+        "type": "allowed_tools",
+        "mode": "required",
+        "tools": [{"type": "function", "name": "pay"}],
+    }
+    response = client.responses.create(
+        model=MODEL, input="Two crabs.", tools=flat, tool_choice=some, max_output_tokens=60
+    )
+    assert isinstance(response.tool_choice, ToolChoiceAllowed)
+    assert response.tool_choice.to_dict() == some
+    assert {item.name for item in response.output if item.type == "function_call"} <= {"pay"}
+    assert client.responses.retrieve(response.id).tool_choice == response.tool_choice
+    some["tools"] = [{"type": "function", "name": "rm"}]
+    with pytest.raises(BadRequestError, match="must name one of tools, got 'rm'") as caught:
+        client.responses.create(model=MODEL, input="x", tools=flat, tool_choice=some)
+    assert caught.value.param == "tool_choice.tools"
 
 
 def test_over_grpc(stack: WholeStack) -> None:

@@ -234,6 +234,33 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         "tool_choice",
         "must name one of tools",
     ),
+    *(
+        (
+            {
+                "tools": TOOLS,
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "allowed_tools": {"mode": "auto", "tools": tools},
+                },
+            },
+            param,
+            rule,
+        )
+        for tools, param, rule in (
+            ([], "tool_choice.allowed_tools.tools", "must name one of tools at least"),
+            (
+                [CLOCK, {"type": "function", "function": {"name": "rm"}}],
+                "tool_choice.allowed_tools.tools",
+                "must name one of tools, got 'rm'",
+            ),
+            ([{"type": "mcp"}], "tool_choice", "tools, which are functions"),
+        )
+    ),
+    (
+        {"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": TOOLS}},
+        "tool_choice",
+        "of type allowed_tools",
+    ),
 ]
 ARGUMENTS = ["", "[]", "{", '{"a": NaN}', "7", '{"a": "\\ud800"}', "[" * 5000]
 
@@ -331,6 +358,17 @@ async def test_strict_calls_are_held_by_a_grammar_or_refused(
         when: Any = {"type": "object", "properties": {"when": either}}
         ask_when = {"type": "function", "function": {"name": "ask", "parameters": when}}
         assert "then" in await grammar_of(tools=[ask_when], tool_choice="required")
+        names: list[Any] = [{"type": "function", "function": {"name": "clock"}}]
+        for mode in ("auto", "required"):
+            allowed: Any = {"type": "allowed_tools", "allowed_tools": {"mode": mode}}
+            allowed["allowed_tools"]["tools"] = names
+            held = await grammar_of(tools=TOOLS, tool_choice=allowed)
+            assert "clock" in held
+            assert "get_weather" not in held
+            assert ("TEXT" in held) is (mode == "auto")
+        # Nothing is left to be kept to.
+        allowed["allowed_tools"] = {"mode": "auto", "tools": TOOLS}
+        assert not await grammar_of(tools=TOOLS, tool_choice=allowed)
         broken = json.loads(json.dumps(BROKEN))
         broken["function"]["strict"] = True
         lark = {"structured_outputs": {"grammar": 'start: "a"'}}

@@ -1,13 +1,19 @@
 """Tools as OpenAI has them: what bodies say of them, and how answers tell calls."""
 
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, Literal, Protocol
+from dataclasses import replace
+from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
 from msgspec import UNSET, Struct, UnsetType
 
 from gateway.openai.request_body import FAIL_FAST, RequestBody, json_of
 from gateway.openai.usage import Count
-from gateway.values.generation_request import NO_PARAMETERS, Tool, ToolCall
+from gateway.values.generation_request import (
+    NO_PARAMETERS,
+    GenerationRequest,
+    Tool,
+    ToolCall,
+)
 from service_kit.errors import InvalidRequest
 
 
@@ -69,6 +75,23 @@ class ToolCallBody(RequestBody):
 
 
 Tools = Annotated[list[ToolBody], FAIL_FAST]
+
+
+class AllowedTools(RequestBody):
+    mode: Literal["auto", "required"]
+    """required: a call must be made."""
+    tools: Tools
+    """By their names; what else is said of them is not looked at."""
+
+
+class AllowedChoice(RequestBody):
+    """The model is told of all tools, and calls none but these: workers must be able to keep to a
+    grammar."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
 ToolCalls = Annotated[list[ToolCallBody], FAIL_FAST]
 Choice = Literal["none", "auto", "required"]
 
@@ -89,14 +112,27 @@ def _tool(given: Described, index: int) -> Tool:
     )
 
 
-def chosen(tools: Sequence[Tool], choice: Choice | None, name: str) -> tuple[str, ...]:
-    """Names of tools of which one must be called. `name`: of the one that is chosen by it."""
-    names = [tool.name for tool in tools]
-    if name and name not in names:
-        raise InvalidRequest("tool_choice", f"must name one of tools, got {name[:64]!r}")
-    if choice == "required" and not tools:
+class Chosen(NamedTuple):
+    """What tool_choice says. `names`: of the only tools it is about, which stand in `field`."""
+
+    mode: Choice
+    names: Sequence[str] | None = None
+    field: str = "tool_choice"
+
+
+def calling(request: GenerationRequest, tools: Sequence[Tool], chosen: Chosen) -> GenerationRequest:
+    """As it chooses of these. InvalidRequest: there is no such tool."""
+    known = dict.fromkeys(tool.name for tool in tools)
+    if chosen.mode == "required" and not known:
         raise InvalidRequest("tool_choice", "needs tools")
-    return (name,) if name else tuple(names) if choice == "required" else ()
+    names = known if chosen.names is None else dict.fromkeys(chosen.names)
+    if unknown := [name for name in names if name not in known]:
+        raise InvalidRequest(chosen.field, f"must name one of tools, got {unknown[0][:64]!r}")
+    if known and not names:
+        raise InvalidRequest(chosen.field, "must name one of tools at least")
+    if chosen.mode == "required":
+        return replace(request, must_call=tuple(names))
+    return replace(request, may_call=() if names == known else tuple(names))
 
 
 class FunctionReply(Struct):

@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 from gateway.http.json_body import cut
 from gateway.openai.chat import RefusalPart
 from gateway.openai.fields.structured_outputs import ResponseTextFormat
-from gateway.openai.fields.tools import Choice, chosen, tools_of
+from gateway.openai.fields.tools import Choice, Chosen, calling, tools_of
 from gateway.openai.generation_body import SamplingBody
 from gateway.openai.packing import keepable
 from gateway.openai.request_body import (
@@ -21,6 +21,7 @@ from gateway.openai.request_body import (
     check_metadata,
 )
 from gateway.openai.responses.reply import (
+    AllowedToolsReply,
     AnyJson,
     AnyText,
     JsonOfSchema,
@@ -220,6 +221,14 @@ class ResponseNamedChoice(RequestBody):
     name: str
 
 
+class ResponseAllowedChoice(RequestBody):
+    """As in chat, without the object around it."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[ResponseTool], FAIL_FAST]
+
+
 class TextConfig(RequestBody):
     format: ResponseTextFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
@@ -280,7 +289,7 @@ class ResponseBody(SamplingBody):
     reasoning: Reasoning | None = None
     tools: Annotated[list[ResponseTool], FAIL_FAST] | None = None
     """At most 128 functions, for models whose chat template knows tools."""
-    tool_choice: Choice | ResponseNamedChoice | None = None
+    tool_choice: Choice | ResponseNamedChoice | ResponseAllowedChoice | None = None
     """As in chat."""
     parallel_tool_calls: bool | None = None
     """false: one call at most, with which the output ends."""
@@ -291,11 +300,26 @@ class ResponseBody(SamplingBody):
         return super().named(field).removeprefix("conversation.")
 
     @property
-    def told_choice(self) -> str | ToolChoiceReply:
-        choice = self.tool_choice
-        if isinstance(choice, ResponseNamedChoice):
-            return ToolChoiceReply(name=choice.name)
-        return choice or "auto"
+    def told_choice(self) -> str | ToolChoiceReply | AllowedToolsReply:
+        match self.tool_choice:
+            case ResponseNamedChoice(name=name):
+                return ToolChoiceReply(name=name)
+            case ResponseAllowedChoice(mode=mode, tools=tools):
+                return AllowedToolsReply(
+                    mode=mode, tools=[ToolChoiceReply(name=each.name) for each in tools]
+                )
+            case choice:
+                return choice or "auto"
+
+    @property
+    def _chosen(self) -> Chosen:
+        match self.tool_choice:
+            case ResponseNamedChoice(name=name):
+                return Chosen("required", [name])
+            case ResponseAllowedChoice(mode=mode, tools=tools):
+                return Chosen(mode, [each.name for each in tools], "tool_choice.tools")
+            case choice:
+                return Chosen(choice or "auto")
 
     @property
     def told_reasoning(self) -> ReasoningReply:
@@ -372,23 +396,19 @@ class ResponseBody(SamplingBody):
         if self.instructions is not None:
             field = "instructions"
             turns = [Message(role="system", content=self.instructions, place=field), *turns]
-        choice = self.tool_choice
-        name = choice.name if isinstance(choice, ResponseNamedChoice) else ""
         tools = tools_of(self.tools or ())
         prompt = ChatPrompt(
             messages=tuple(turns),
             options=tuple(options.items()),
-            tools=() if choice == "none" else tools,
+            tools=() if self.tool_choice == "none" else tools,
         )
         logprobs = (self.top_logprobs or 0) if self.with_logprobs else None
-        return replace(
+        read = replace(
             self.request(prompt, limits, logprobs=logprobs, max_tokens=self.max_output_tokens),
             is_read=True,
-            must_call=chosen(
-                tools, None if isinstance(choice, ResponseNamedChoice) else choice, name
-            ),
             is_single_call=self.parallel_tool_calls is False,
         )
+        return calling(read, tools, self._chosen)
 
     def _check(self) -> None:
         """What depends on two fields, and what is bounded only here."""

@@ -113,11 +113,15 @@ class ToolReply(Struct, kw_only=True):
     strict: bool | None
 
 
-class ToolChoiceReply(Struct, kw_only=True):
+class ToolChoiceReply(Struct, kw_only=True, tag_field="type", tag="function"):
     """Of one function."""
 
-    type: Literal["function"] = "function"
     name: str
+
+
+class AllowedToolsReply(Struct, kw_only=True, tag_field="type", tag="allowed_tools"):
+    mode: Literal["auto", "required"]
+    tools: list[ToolChoiceReply]
 
 
 class ConversationName(Struct):
@@ -140,7 +144,7 @@ class Asked(Struct, kw_only=True):
     top_logprobs: Count
     top_p: float
     parallel_tool_calls: bool = True
-    tool_choice: str | ToolChoiceReply = "auto"
+    tool_choice: str | ToolChoiceReply | AllowedToolsReply = "auto"
     tools: list[ToolReply] = field(default_factory=list)
     text: TextReply = field(default_factory=TextReply)
     # What it was: by default and flex are all there are here.

@@ -151,6 +151,7 @@ def worded(name: str, body: dict[str, Any], error: KaitenError) -> bool:
         "logit_bias: token ids must be in": body.get("logit_bias"),
         "tool_choice: needs tools": body.get("tool_choice") == "required",
         "tool_choice: must name one of tools": body.get("tool_choice"),
+        "tool_choice.allowed_tools.tools: must name one of tools": body.get("tool_choice"),
     }
     # Names that differ, objects as JSON inside of texts, and schemas inside of objects.
     if re.match(

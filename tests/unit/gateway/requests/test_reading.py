@@ -124,6 +124,23 @@ def test_a_call_that_must_be_made_is_a_grammar(card: ModelCard) -> None:
         constrained(asked(long, must_call=("clock",), is_read=True), card)
 
 
+def test_only_what_may_be_called_is_in_the_grammar(card: ModelCard) -> None:
+    other = replace(CLOCK, name="other")
+    may = asked(CLOCK, other, may_call=("clock",), is_read=True)
+    grammar = constrained(may, card).sampling.structured_outputs.grammar
+    assert r"\"clock\"" in grammar
+    assert "other" not in grammar
+    assert "TEXT" in grammar
+    features = LIMITS.features - {FEATURE_STRUCTURED_OUTPUTS}
+    with pytest.raises(InvalidRequest, match="tool_choice: no worker"):
+        tool_rules.check_model(may, card, replace(LIMITS, features=features))
+    may.sampling.structured_outputs.json_object = True
+    tool_rules.check_model(may, card, LIMITS)
+    both = constrained(may, card).sampling.structured_outputs.grammar
+    assert "answer" in both
+    assert "other" not in both
+
+
 def test_a_call_is_forced_by_one_who_can(card: ModelCard) -> None:
     must = asked(CLOCK, must_call=("clock",), is_read=True)
     tool_rules.check_model(must, card, LIMITS)
