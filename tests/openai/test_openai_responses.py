@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI, BadRequestError, NotFoundError, OpenAI
 from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
 
 from tests.support.answers import until
 from tests.support.whole_stack import MODEL, Door
@@ -19,6 +20,7 @@ LONG: Any = {
     "max_output_tokens": 900,
     "extra_body": {"ignore_eos": True, "seed": 3},
 }
+EVENT = TypeAdapter[ResponseStreamEvent](ResponseStreamEvent)
 SAID = {"role": "user", "content": "Hello!"}
 IMAGE = {"role": "user", "content": [{"type": "input_image"}]}
 
@@ -52,6 +54,8 @@ def test_a_response_says_what_chat_says(client: OpenAI) -> None:
     assert response.completed_at is not None
     assert response.completed_at >= response.created_at
     assert client.responses.retrieve(response.id) == response
+    # Which the client itself does not look at.
+    Response.model_validate(response.to_dict())
 
 
 def test_a_response_cut_by_its_limit_is_incomplete(client: OpenAI) -> None:
@@ -85,6 +89,8 @@ def test_a_stream_is_the_response_event_by_event(client: OpenAI, options: Any) -
     assert kinds[-4:] == [
         "output_text.done", "content_part.done", "output_item.done", "completed",
     ]  # fmt: skip
+    for event in found:
+        EVENT.validate_python(event.to_dict())
     numbers = [event.sequence_number for event in found]
     assert numbers == sorted(set(numbers))
     whole: Response = found[-1].response  # type: ignore[union-attr]
@@ -282,6 +288,12 @@ def test_the_same_key_is_the_same_response(client: OpenAI) -> None:
         ),
         ("max_output_tokens", "at least 1", {"max_output_tokens": 0}),
         ("max_output_tokens", "must be at most", {"max_output_tokens": 5000}),
+        ("max_output_tokens", "must be in [1, 4294967295]", {"max_output_tokens": 10**30}),
+        (
+            "top_logprobs",
+            "must be in [0, 20]",
+            {"top_logprobs": 10**30, "include": ["message.output_text.logprobs"]},
+        ),
         ("background", "needs store", {"background": True, "store": False}),
         ("top_logprobs", "needs include", {"top_logprobs": 3}),
         ("include", "message.output_text.logprobs", {"include": ["file_search_call.results"]}),

@@ -64,7 +64,9 @@ async def create_response(api: Api, exchange: HttpExchange, body: ResponseBody) 
         turns = [*earlier.turns, *own]
         asked = body.response_request(await fitted(api, tenant, body, turns), service.limits)
         note = note_of(body, turns, now_s(), service.card.defaults)
-        kept = await packed(note) if body.is_stored else b""
+        # What is wrong is refused, and no note could hold it, however large a number it is.
+        is_kept = body.is_stored and not asked.sampling_wrong
+        kept = await packed(note) if is_kept else b""
         goes_on = bool(body.background) or exchange.keeps_running
         request = replace(with_headers(asked, exchange), keep_running=goes_on, note=kept)
         generation = await service.generate(request, tenant)

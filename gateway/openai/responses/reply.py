@@ -63,6 +63,8 @@ class IncompleteDetails(Struct):
 
 class InputTokensDetails(Struct):
     cached_tokens: Count
+    # Nobody pays for what is kept.
+    cache_write_tokens: Count = 0
 
 
 class OutputTokensDetails(Struct):
