@@ -1,6 +1,7 @@
 """linears of two binaries of the compiled kernels, in turns: GF/s, and of the machine's floor.
 
-python -m benchmarks.kernels.bench_binaries before=OLD.so after=NEW.so [--threads 2] [--save]
+python -m benchmarks.kernels.bench_binaries before=OLD.so after=NEW.so [--kinds int8,int4]
+    [--threads 2] [--save]
 
 A product takes at least max(weight bytes / read rate, operations / matrix rate); the matrix rate is
 the best that torch or the kernels of this tree reach in x's dtype or in float32.
@@ -22,13 +23,21 @@ from gpu_worker.service.machine_rates import matmul_flops_per_s, read_bytes_per_
 from kernels import native
 from kernels.cpp.library import Library
 from kernels.linear import weight_memory
+from kernels.linear.linear_int4 import Int4Weight
 from kernels.linear.linear_int8 import Int8Weight
 
 # qkv, output, gate-up and down of the 125M Llama shape; so many layers that no cache holds them.
 SHAPES = ((1280, 768), (768, 768), (6144, 768), (768, 3072))
 LAYERS = 6
 PARAMETERS = LAYERS * sum(outputs * inputs for outputs, inputs in SHAPES)
-KINDS = {"bf16": torch.bfloat16, "fp32": torch.float32, "int8": torch.bfloat16}
+KINDS = {
+    "bf16": torch.bfloat16,
+    "fp32": torch.float32,
+    "int8": torch.bfloat16,
+    "int4": torch.bfloat16,
+}
+# Bytes of a weight where it is not as wide as x: codes, and of a group of 32 a scale and a zero.
+BYTES = {"int8": 1.0, "int4": (32 / 2 + 2 + 2 / 3) / 32}
 ROWS = (1, 4, 16, 64)
 
 Layer = Callable[[Tensor], Tensor]
@@ -40,17 +49,34 @@ def layers_of(library: Library, kind: str) -> list[tuple[int, Layer]]:
     generator = torch.Generator().manual_seed(0)
     for outputs, inputs in SHAPES:
         weight = torch.randn(outputs, inputs, generator=generator).to(dtype)
-        quantised = Int8Weight.of(weight) if kind == "int8" else None
+        keep = _KEEPERS.get(kind, _as_is)
         for _ in range(LAYERS):
-            if quantised is None:
-                packed, scales = weight_memory.empty(library.packed_shape(weight), dtype), None
-                library.pack_linear(weight, packed)
-            else:
-                packed = weight_memory.empty(library.packed_shape(weight), torch.int8)
-                library.pack_int8(quantised.codes, packed, dtype)
-                scales = quantised.scales
+            packed, scales = keep(library, weight)
             layers.append((inputs, _layer(library, packed, outputs, scales)))
     return layers
+
+
+def _as_is(library: Library, weight: Tensor) -> tuple[Tensor, None]:
+    packed = weight_memory.empty(library.packed_shape(weight), weight.dtype)
+    library.pack_linear(weight, packed)
+    return packed, None
+
+
+def _as_int8(library: Library, weight: Tensor) -> tuple[Tensor, Tensor]:
+    quantised = Int8Weight.of(weight)
+    packed = weight_memory.empty(library.packed_shape(weight), torch.int8)
+    library.pack_int8(quantised.codes, packed, weight.dtype)
+    return packed, quantised.scales
+
+
+def _as_int4(library: Library, weight: Tensor) -> tuple[Tensor, None]:
+    quantised = Int4Weight.of(weight, is_symmetric=False)
+    packed = weight_memory.empty((library.packed_int4_bytes(*weight.shape),), torch.uint8)
+    library.pack_int4(quantised.codes, quantised.scales, quantised.zeros, packed, weight.dtype)
+    return packed, None
+
+
+_KEEPERS = {"int8": _as_int8, "int4": _as_int4}
 
 
 def _layer(library: Library, packed: Tensor, outputs: int, scales: Tensor | None) -> Layer:
@@ -81,6 +107,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("sides", nargs="+", metavar="NAME=FILE")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--turns", type=int, default=15)
     parser.add_argument("--save", action="store_true")
     asked = parser.parse_args()
@@ -89,10 +116,11 @@ def main() -> None:
     names = dict(side.split("=", 1) for side in asked.sides)
     libraries = {name: Library(Path(file)) for name, file in names.items()}
     read = read_bytes_per_s()
-    for kind, dtype in KINDS.items():
+    for kind in asked.kinds.split(","):
+        dtype = KINDS[kind]
         flops = matmul_flops_per_s(dtype)
         sides = {name: layers_of(library, kind) for name, library in libraries.items()}
-        size = 1 if kind == "int8" else dtype.itemsize
+        size = BYTES.get(kind, dtype.itemsize)
         for rows in ROWS:
             seconds, is_same = in_turns(sides, rows, dtype, asked.turns)
             floor_s = max(PARAMETERS * size / read, 2 * PARAMETERS * rows / flops)

@@ -3,7 +3,8 @@
 // it has 12 bits of a bfloat16 scale and a code; rounded where pairs of bfloat16 are multiplied.
 //
 // Of a step the next four inputs' codes (pairs', where pairs are multiplied) lie in one 16-bit lane, the outputs of a
-// panel side by side as in the other layouts: a load widens the lanes of a vector, and a shift gets each step's.
+// panel side by side as in the other layouts. A load widens the lanes of a vector, and a code becomes a number where it
+// lies: below the exponent of the power of two whose mantissa has ones in that place, it is added to that power.
 #include "amx.h"
 
 namespace kaiten {
@@ -31,9 +32,17 @@ inline VU load_lanes(const uint16_t* p) {
   return widen_lanes(h);
 }
 
+// The places that a code is shifted to, from bit 8 on of a lane: where one instruction takes and adds, a second one saves
+// shifts. What is added there, as a number and as a float32's bits: not so much that 16 bits times a scale's 8 were not exact.
+constexpr int kPlaces = KAITEN_AVX512 ? 2 : 1, kPlaceBit = 8;
+constexpr float kAdded[] = {32768.0f, 2048.0f};
+constexpr uint32_t kAddedBits[] = {0x47000000, 0x45000000};
+
+// kAdded[i % kPlaces] + the i-th code of each lane.
 inline VF code_of(VU lanes, int i) {
-  const VU shifted = lanes >> (i * kCodeBits);
-  return __builtin_convertvector((VI)(i + 1 < kStride ? shifted & kCodeMask : shifted), VF);
+  const int place = i % kPlaces, bit = kPlaceBit + place * kCodeBits, up = bit - i * kCodeBits;
+  const VU there = up < 0 ? lanes >> -up : lanes << up;
+  return (VF)((there & uint32_t(kCodeMask << bit)) | kAddedBits[place]);
 }
 
 template <class T>
@@ -42,8 +51,8 @@ struct BringingInt4 {
   static constexpr int kPer = kPerStep<T>, kSteps = kGroup / kPer;
   const Group<kPer>* at;
   VU lanes[kColumns * kPer];
-  // Weight = code * scale + offset, exact: both are of so few bits.
-  VF scales[kColumns * kPer], offsets[kColumns * kPer];
+  // Weight = code_of * scale + offset, exact: all are of so few bits.
+  VF scales[kColumns * kPer], offsets[kPlaces][kColumns * kPer];
 
   explicit BringingInt4(const Group<kPer>* begin) : at(begin) {}
 
@@ -65,7 +74,7 @@ struct BringingInt4 {
     VF weights[kPer];
     KAITEN_UNROLL_WIDE for (int p = 0; p < kPer; ++p) {
       const int lane = c * kPer + p;
-      weights[p] = fma(code_of(lanes[lane], i), scales[lane], offsets[lane]);
+      weights[p] = fma(code_of(lanes[lane], i), scales[lane], offsets[i % kPlaces][lane]);
     }
 #if KAITEN_BF16_DOT
     if constexpr (kPer == 2) return pairs_of(weights[0], weights[1]);
@@ -77,15 +86,21 @@ struct BringingInt4 {
     VU zeros[kZeroVectors];
     KAITEN_UNROLL_WIDE for (int v = 0; v < kZeroVectors; ++v) zeros[v] = load_lanes(at->zeros[v]);
     KAITEN_UNROLL_WIDE for (int c = 0; c < kColumns; ++c) {
-      const VF scale = load(at->scales + c * W), zero = code_of(zeros[c / kZerosPerLane], c % kZerosPerLane);
-      const VF offset = VF{} - zero * scale;
-      if constexpr (kPer == 2) {
-        scales[2 * c] = zip_low(scale, scale), scales[2 * c + 1] = zip_high(scale, scale);
-        offsets[2 * c] = zip_low(offset, offset), offsets[2 * c + 1] = zip_high(offset, offset);
-      } else {
-        scales[c] = scale, offsets[c] = offset;
-      }
+      const VF scale = load(at->scales + c * W);
+      const int nth = c % kZerosPerLane;
+      const VF zero = code_of(zeros[c / kZerosPerLane], nth) - kAdded[nth % kPlaces];
+      spread(scales, c, scale);
+      KAITEN_UNROLL for (int place = 0; place < kPlaces; ++place)
+        spread(offsets[place], c, VF{} - (zero + kAdded[place]) * scale);
     }
+  }
+
+  // What belongs to each output of a column, to the numbers of each.
+  static inline void spread(VF (&to)[kColumns * kPer], int c, VF of_outputs) {
+    if constexpr (kPer == 2)
+      to[2 * c] = zip_low(of_outputs, of_outputs), to[2 * c + 1] = zip_high(of_outputs, of_outputs);
+    else
+      to[c] = of_outputs;
   }
 };
 
