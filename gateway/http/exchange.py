@@ -42,6 +42,8 @@ class HttpExchange:
         self.body_digest = b""
         # Whether what is asked goes on without who asked.
         self.keeps_running = False
+        # While no worker is there: for as long as it has, whatever the gateway's own bound is.
+        self.awaits_workers = False
 
     @property
     def tenant(self) -> Tenant:

@@ -82,6 +82,7 @@ def with_headers(request: GenerationRequest, exchange: HttpExchange) -> Generati
         arrived_ns=exchange.arrived_ns,
         traceparent=exchange.header("traceparent")[:TRACEPARENT_CHARS_MAX],
         keep_running=exchange.keeps_running,
+        awaits_workers=exchange.awaits_workers,
     )
 
 

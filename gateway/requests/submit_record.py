@@ -62,7 +62,7 @@ def to_record(
         prompt_token_ids=prompt_ids,
         sampling=_row_sampling(request, room, limits, model, seed, grammar),
         timeout_ms=min(timeout_ms, UINT64_MAX),
-        worker_wait_ms=math.ceil(limits.worker_wait_s * 1000),
+        worker_wait_ms=0 if request.awaits_workers else math.ceil(limits.worker_wait_s * 1000),
         traceparent=request.traceparent,
         priority=request.priority,
         render=RenderOptions(

@@ -126,6 +126,8 @@ class GenerationRequest:
     stop: tuple[str, ...] = ()
     return_token_ids: bool = False
     keep_running: bool = False
+    # Until its deadline, where others wait as long as the gateway says.
+    awaits_workers: bool = False
     include_stop: bool = False
     show_special_tokens: bool = False
     with_cursors: bool = False

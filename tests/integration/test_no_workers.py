@@ -5,7 +5,7 @@ import signal
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+
 
 import grpc
 import httpx
@@ -46,24 +46,19 @@ def texts(replies: list[httpx.Response]) -> list[str]:
     return [str(reply.json()["choices"][0]["text"]) for reply in replies]
 
 
-def answered_line(door: Door) -> dict[str, Any]:
-    """The response of the only line of a batch, which ended with an error."""
+def one_line_batch(client: httpx.Client) -> str:
+    """The id of a batch of a single line."""
     body = {**GOLDEN, "max_tokens": 4}
     line = {"custom_id": "one", "method": "POST", "url": "/v1/completions", "body": body}
-    with httpx.Client(base_url=f"{door.openai}/", timeout=WAIT_S) as client:
-        sent = {"file": ("lines.jsonl", json.dumps(line).encode())}
-        file = client.post("files", files=sent, data={"purpose": "batch"}).json()
-        wanted = {"input_file_id": file["id"], "endpoint": "/v1/completions"}
-        batch = client.post("batches", json={**wanted, "completion_window": "24h"}).json()
+    sent = {"file": ("lines.jsonl", json.dumps(line).encode())}
+    file = client.post("files", files=sent, data={"purpose": "batch"}).json()
+    wanted = {"input_file_id": file["id"], "endpoint": "/v1/completions"}
+    batch = client.post("batches", json={**wanted, "completion_window": "24h"}).json()
+    return str(batch["id"])
 
-        def has_ended() -> bool:
-            batch.update(client.get(f"batches/{batch['id']}").json())
-            return bool(batch["status"] == "completed")
 
-        wait_until(has_ended, "the batch is over")
-        told = client.get(f"files/{batch['error_file_id']}/content").text
-    found: dict[str, Any] = json.loads(told)["response"]
-    return found
+def ended(client: httpx.Client, batch: str) -> bool:
+    return bool(client.get(f"batches/{batch}").json()["status"] == "completed")
 
 
 def scale_to_zero(stack: WholeStack) -> None:
@@ -162,11 +157,28 @@ def test_one_that_no_worker_came_for_ends_with_an_error_that_says_so(stack: Whol
     assert (reply.status_code, reply.headers["x-should-retry"]) == (503, "true")
     said = "no worker came within 0.2 s, which is as long as a request waits for one"
     assert said in reply.json()["error"]["message"]
-    # A batch's line is not asked for ever: its answer is that. The other gateway, which waits for a
-    # minute, must not be the one who drives it.
+    wait_until(lambda: not stack.problem(), "nothing left of it")
+    stack.retire(hasty)
+
+
+def test_a_line_of_a_batch_waits_for_a_worker_as_long_as_its_batch_does(stack: WholeStack) -> None:
+    """Who drives it has a bound for who is live, and one that came after the line has passed it."""
+    scale_to_zero(stack)
+    hasty = stack.add_gateway(accept_without_workers=0.2)
+    hasty.process.start()
+    hasty.wait_ready()
+    # The other gateway, which waits for a minute, must not be the one who drives it.
     stack.door.process.send(signal.SIGSTOP)
     try:
-        assert said in answered_line(hasty)["body"]["error"]["message"]
+        with httpx.Client(base_url=f"{hasty.openai}/", timeout=WAIT_S) as client:
+            batch = one_line_batch(client)
+            wait_until(lambda: stack.state().waiting == 1, "its line is accepted")
+            assert ask(hasty, 0).status_code == 503
+            assert client.get(f"batches/{batch}").json()["request_counts"]["failed"] == 0
+            stack.worker.start()
+            wait_until(lambda: ended(client, batch), "the batch is over")
+            counts = client.get(f"batches/{batch}").json()["request_counts"]
     finally:
         stack.door.process.send(signal.SIGCONT)
+    assert counts == {"total": 1, "completed": 1, "failed": 0}
     wait_until(lambda: not stack.problem(), "nothing left of it")

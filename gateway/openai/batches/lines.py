@@ -127,6 +127,7 @@ class LineExchange(HttpExchange):
         scope: dict[str, Any] = {"headers": headers, "state": {"tenant": tenant}, "path_params": {}}
         super().__init__(scope, self._keep)
         self.keeps_running = True
+        self.awaits_workers = True
         self.status = 0
         self.raw = b""
         self._on_accepted = on_accepted
