@@ -5,6 +5,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import fields
+from threading import Thread
 from types import TracebackType
 from typing import Any, Final, Self, Unpack
 
@@ -21,6 +22,7 @@ from kaiten.local import model_source
 from kaiten.local.background import BackgroundStack, temporary_folder
 from kaiten.local.part_options import GatewayOptions, WorkerOptions
 from kaiten.local.stack import ServeOptions
+from kaiten.loop_thread import LoopThread
 
 Conversation = Sequence[Mapping[str, str]]
 OPTIONS: Final = tuple(each.name for each in fields(WorkerOptions))
@@ -79,7 +81,7 @@ class LLM:
             client = loop.call(_client(self._stack.stack.private_address, key))
             opened.callback(lambda: loop.call(client.close()))
             self._client = client
-            self._end = weakref.finalize(self, opened.pop_all().close)
+            self._end = weakref.finalize(self, _end, opened.pop_all(), loop, os.getpid())
         self.model: Final = source.name
 
     def __repr__(self) -> str:
@@ -144,6 +146,17 @@ def _progress(total: int) -> Iterator[Callable[[Completion], None]]:
             bar.update(task, advance=1, tokens=tokens)
 
         yield count
+
+
+def _end(opened: ExitStack, loop: LoopThread, pid: int) -> None:
+    """Of `pid`: a fork of the program that ends, or forgets its LLM, ends nothing."""
+    if os.getpid() != pid:
+        return
+    if loop.is_current:
+        # Who collects garbage there would wait for itself.
+        Thread(target=opened.close, name="kaiten-end").start()
+    else:
+        opened.close()
 
 
 async def _client(address: str, key: str) -> AsyncClient:

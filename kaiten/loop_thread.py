@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Coroutine
 from concurrent.futures import Future
-from threading import Thread
+from threading import Thread, current_thread
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -22,6 +22,11 @@ class LoopThread:
     def __repr__(self) -> str:
         return f"LoopThread({self._thread.name})"
 
+    @property
+    def is_current(self) -> bool:
+        """Whoever asks runs there."""
+        return current_thread() is self._thread
+
     def __enter__(self) -> Self:
         return self
 
@@ -34,7 +39,15 @@ class LoopThread:
         self.close()
 
     def start(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run it there. Who gives up waiting cancels the future, and with it the coroutine."""
+        """Run it there. Who gives up waiting cancels the future, and with it the coroutine.
+
+        RuntimeError: nothing runs there any more, or never did: threads are not forked.
+        """
+        if not self._thread.is_alive():
+            coroutine.close()
+            raise RuntimeError(
+                f"{self._thread.name} was closed, or is of the process that this was forked from"
+            )
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:

@@ -177,7 +177,8 @@ class AsyncClient:
         """Submit many with the same options, `at_once` at a time; their outputs, in their order.
 
         What is refused because too much is live is offered again when the service says so. The
-        first that fails otherwise is raised, and cancels the others.
+        first that fails otherwise is raised, and cancels the others; so is what `prompts` or
+        `on_done` raise.
         """
         if isinstance(prompts, str):
             raise InvalidRequestError("prompts must be several, not one text")
@@ -198,7 +199,7 @@ class AsyncClient:
             async with asyncio.TaskGroup() as group:
                 for _ in range(at_once):
                     group.create_task(work())
-        except* ApiError as errors:
+        except* Exception as errors:
             raise errors.exceptions[0] from None
         return [done[index] for index in range(len(done))]
 

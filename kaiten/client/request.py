@@ -2,7 +2,8 @@
 
 import json
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any, Final, TypeAlias, TypedDict, cast
 
@@ -89,6 +90,7 @@ PLAIN = (
     "parse_output",
 )
 OF_TOOLS: Final = ("tools", "tool_choice", "parallel_tool_calls")
+SHOWN_CHARS_MAX: Final = 80
 CHOICES: Final = {
     "auto": inference_service_pb2.TOOL_CHOICE_MODE_AUTO,
     "none": inference_service_pb2.TOOL_CHOICE_MODE_NONE,
@@ -96,13 +98,16 @@ CHOICES: Final = {
 }
 
 
-def request_of_many(one: Input, options: GenerateOptions) -> inference_service_pb2.GenerateRequest:
+def request_of_many(one: object, options: GenerateOptions) -> inference_service_pb2.GenerateRequest:
     """The message for one prompt of many that share their options."""
     for name in ("token_ids", "messages", "request_id"):
         if name in options:
             raise InvalidRequestError(f"{name} is of one request, not of many", fields=(name,))
     if isinstance(one, str):
         return request_from(one, options)
+    if not isinstance(one, Sequence):
+        rule = f"a prompt must be a text, token ids or messages, got {_shown(one)}"
+        raise InvalidRequestError(rule, fields=("prompts",))
     is_conversation = bool(one) and isinstance(one[0], Mapping)
     asked = {**options, "messages" if is_conversation else "token_ids": one}
     return request_from(None, cast(GenerateOptions, asked))
@@ -126,16 +131,29 @@ def request_from(
     request = inference_service_pb2.GenerateRequest(
         request_id=str(given.pop("request_id", "") or uuid.uuid4().hex)
     )
-    try:
-        _set_input(request, *inputs)
-        if of_tools:
-            given.setdefault("parse_output", True)
+    _set_input(request, *inputs)
+    if of_tools:
+        given.setdefault("parse_output", True)
+        with _field(", ".join(of_tools), of_tools):
             _set_tools(request.conversation, **of_tools)
-        _set_options(request, given)
-    except (KeyError, TypeError, ValueError) as error:
-        # protobuf refuses what a field cannot hold: a negative count, text for a number.
-        raise InvalidRequestError(str(error)) from error
+    for name, value in given.items():
+        with _field(name, value):
+            _set_option(request, name, value)
     return request
+
+
+@contextmanager
+def _field(name: str, value: object) -> Iterator[None]:
+    """protobuf refuses what a field cannot hold: a negative count, text for a number."""
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        said = f"{name}: cannot be {_shown(value)}: {error}"
+        raise InvalidRequestError(said, fields=(name,)) from error
+
+
+def _shown(value: object) -> str:
+    return repr(value)[:SHOWN_CHARS_MAX]
 
 
 def _set_input(
@@ -145,20 +163,28 @@ def _set_input(
     messages: object,
 ) -> None:
     if prompt is not None:
-        request.text = prompt  # type: ignore[assignment]  # protobuf checks the type
+        with _field("prompt", prompt):
+            if not isinstance(prompt, str):
+                raise TypeError("it must be a text")
+            request.text = prompt
     elif token_ids is not None:
         request.token_ids.SetInParent()
-        request.token_ids.ids.extend(token_ids)  # type: ignore[arg-type]
+        with _field("token_ids", token_ids):
+            request.token_ids.ids.extend(token_ids)  # type: ignore[arg-type]  # protobuf checks it
     else:
-        assert isinstance(messages, Sequence)
-        request.conversation.messages.extend(map(_message, messages))
+        if isinstance(messages, str | bytes) or not isinstance(messages, Sequence):
+            rule = f"messages must be several, each with role and content; got {_shown(messages)}"
+            raise InvalidRequestError(rule, fields=("messages",))
+        for index, message in enumerate(messages):
+            with _field(f"messages.{index}", message):
+                request.conversation.messages.append(_message(message))
         request.conversation.SetInParent()
 
 
 def _message(given: Mapping[str, Any]) -> inference_service_pb2.ChatMessage:
     calls = [
         inference_service_pb2.ToolCall(**(asdict(each) if isinstance(each, ToolCall) else each))
-        for each in given.get("tool_calls", ())
+        for each in given.get("tool_calls") or ()
     ]
     return inference_service_pb2.ChatMessage(**{**given, "tool_calls": calls})
 
@@ -184,22 +210,20 @@ def _set_tools(
         conversation.parallel_tool_calls = parallel_tool_calls
 
 
-def _set_options(
-    request: inference_service_pb2.GenerateRequest, given: Mapping[str, object]
-) -> None:
-    for key, value in given.items():
-        if key in PLAIN:
-            setattr(request, key, value)
-        elif key == "stop":
-            request.stop.extend([value] if isinstance(value, str) else value)  # type: ignore[arg-type]
-        elif key in TOKEN_LISTS:
-            getattr(request.sampling, key).extend(value)
-        elif key in _SETTERS:
-            _SETTERS[key](request.sampling, value)
-        elif key in SAMPLING:
-            setattr(request.sampling, key, value)
-        else:
-            raise TypeError(f"generate() has no option {key!r}")
+def _set_option(request: inference_service_pb2.GenerateRequest, name: str, value: object) -> None:
+    if name in PLAIN:
+        setattr(request, name, value)
+    elif name == "stop":
+        request.stop.extend([value] if isinstance(value, str) else value)  # type: ignore[arg-type]
+    elif name in TOKEN_LISTS:
+        getattr(request.sampling, name).extend(value)
+    elif name in _SETTERS:
+        _SETTERS[name](request.sampling, value)
+    elif name in SAMPLING:
+        setattr(request.sampling, name, value)
+    else:
+        known = ", ".join(GenerateOptions.__annotations__)
+        raise InvalidRequestError(f"there is no option {name!r}; there are {known}", fields=(name,))
 
 
 def _set_biases(sampling: SamplingParams, given: Any) -> None:

@@ -1,6 +1,6 @@
 """A stack beside a program: its supervisor runs in a thread, its processes end with this one."""
 
-import shutil
+import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from kaiten.local.private import remove_own
 from kaiten.local.stack import ServeOptions, Stack, planned_stack
 from kaiten.local.supervisor import Display, Supervisor
 from kaiten.loop_thread import LoopThread
@@ -79,12 +80,12 @@ class BackgroundStack:
 @contextmanager
 def temporary_folder() -> Iterator[Path]:
     """For a stack's files, this user's alone. Who cannot start is told of a log in it: it stays."""
-    folder = Path(tempfile.mkdtemp(prefix="kaiten-"))
+    pid, folder = os.getpid(), Path(tempfile.mkdtemp(prefix="kaiten-"))
     try:
         yield folder
     except StartError:
         raise
     except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_own(folder, pid)
         raise
-    shutil.rmtree(folder, ignore_errors=True)
+    remove_own(folder, pid)

@@ -1,5 +1,7 @@
 """What only its user reaches: folders, and the sockets by which the parts of a stack talk."""
 
+import os
+import shutil
 import tempfile
 from os import fsencode
 from pathlib import Path
@@ -34,6 +36,12 @@ def socket_folder(path: Path) -> Path:
     if is_short and "," not in str(path):
         return private_folder(path)
     return Path(tempfile.mkdtemp(prefix="kaiten-"))
+
+
+def remove_own(folder: Path, pid: int) -> None:
+    """With what is in it, by the process that made it: a fork of it leaves the same blocks."""
+    if os.getpid() == pid:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def unix_address(path: Path) -> str:

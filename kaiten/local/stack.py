@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from kaiten.local.health import Health
 from kaiten.local.model_source import ModelSource
 from kaiten.local.part_options import GatewayOptions, WorkerOptions, flags_of
 from kaiten.local.ports import LOOPBACK, claim
-from kaiten.local.private import private_folder, socket_folder, unix_address
+from kaiten.local.private import private_folder, remove_own, socket_folder, unix_address
 from kaiten.local.scheduling import Scheduling
 from kaiten.public_tls import PublicTls
 from kaiten.start_error import StartError
@@ -110,7 +109,7 @@ def planned_stack(options: ServeOptions) -> Iterator[Stack]:
         http_port = held.enter_context(claim(options.host, options.http_port, "--http-port"))
         private_folder(options.data_dir / "logs")
         sockets = socket_folder(options.data_dir / "run")
-        held.callback(shutil.rmtree, sockets, ignore_errors=True)
+        held.callback(remove_own, sockets, os.getpid())
         names = (*SCHEDULERS, *(f"worker-{index}" for index in range(options.workers)))
         inner = [
             _Inner(

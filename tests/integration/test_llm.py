@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import grpc
 import psutil
@@ -137,16 +138,80 @@ def test_what_cannot_start_says_why(tmp_path: Path) -> None:
 
 def test_it_ends_with_its_program() -> None:
     """Which neither closes it nor waits for it."""
-    program = """
-import json, psutil
-from kaiten import LLM
-llm = LLM(threads=1, step_tokens=512, progress=False)
-pids = [each.pid for each in psutil.Process().children(recursive=True)]
+    pids, address, text = _told_by("""
 (answer,) = llm.generate("Tea", temperature=0)
 print(json.dumps([pids, llm._stack.stack.private_address, answer.text]))
+""")
+    assert len(pids) >= 5
+    assert text.strip()
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+    assert not Path(address.removeprefix("unix:")).parents[1].exists()
+
+
+def test_forks_of_its_program_end_nothing_and_are_told() -> None:
+    """One that ends, as any program does, and one that forgets it."""
+    codes, said, text = _told_by("""
+def of_fork(act):
+    if (pid := os.fork()) == 0:
+        signal.alarm(30)
+        act()
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+def use():
+    try:
+        llm.generate("Tea")
+    except RuntimeError as error:
+        os.write(told, str(error).encode())
+
+def forget():
+    global llm
+    llm = None
+    gc.collect()
+
+read, told = os.pipe()
+codes = [of_fork(sys.exit), of_fork(forget), of_fork(use)]
+(answer,) = llm.generate("Tea", temperature=0)
+print(json.dumps([codes, os.read(read, 999).decode(), answer.text]))
+""")
+    assert codes == [0, 0, 0]
+    assert "is of the process that this was forked from" in said
+    assert text.strip()
+
+
+def test_it_ends_where_it_is_found_to_be_garbage() -> None:
+    """Whichever thread collects it: its own, too."""
+    assert (
+        _told_by("""
+loop, llm.cycle = llm._stack.loop, llm
+del llm
+
+async def collect():
+    gc.collect()
+
+loop.call(collect())
+for each in threading.enumerate():
+    if each.name == "kaiten-end":
+        each.join()
+print(json.dumps([each.name() for each in psutil.Process().children()]))
+""")
+        == []
+    )
+
+
+def _told_by(program: str) -> Any:
+    """What a program prints that has an `llm`; it says nothing else, and ends well."""
+    begin = """
+import gc, json, os, psutil, signal, sys, threading
+# gRPC says so whenever a program with threads forks.
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+from kaiten import LLM
+gc.disable()
+llm = LLM(threads=1, step_tokens=512, progress=False)
+pids = [each.pid for each in psutil.Process().children(recursive=True)]
 """
     ran = subprocess.run(
-        [sys.executable, "-c", program],
+        [sys.executable, "-c", begin + program],
         capture_output=True,
         text=True,
         timeout=WAIT_S,
@@ -155,11 +220,7 @@ print(json.dumps([pids, llm._stack.stack.private_address, answer.text]))
         check=False,
     )
     assert (ran.returncode, ran.stderr) == (0, "")
-    pids, address, text = json.loads(ran.stdout)
-    assert len(pids) >= 5
-    assert text.strip()
-    assert not any(psutil.pid_exists(pid) for pid in pids)
-    assert not Path(address.removeprefix("unix:")).parents[1].exists()
+    return json.loads(ran.stdout)
 
 
 def _parts() -> list[psutil.Process]:

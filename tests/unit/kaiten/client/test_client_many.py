@@ -1,7 +1,7 @@
 """Many prompts at once, requests that go on alone, and a service that says when to come again."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -104,6 +104,8 @@ async def test_the_first_that_fails_is_raised_and_ends_the_others(
         (["hi"], {"at_once": 10**9}, r"at_once must be in \[1, 4096\], got 1000000000"),
         (["hi"], {"request_id": "r"}, "request_id is of one request"),
         (["hi"], {"messages": []}, "messages is of one request"),
+        ([1, 2, 3], {}, "a prompt must be a text, token ids or messages, got 1"),
+        ([{"prompt": "hi"}], {}, "a prompt must be a text, .* got {'prompt': 'hi'}"),
     ],
 )
 async def test_what_many_cannot_be_asked(
@@ -111,6 +113,25 @@ async def test_what_many_cannot_be_asked(
 ) -> None:
     with pytest.raises(InvalidRequestError, match=said):
         await complete_all("127.0.0.1:1", prompts, **options)
+
+
+@both
+async def test_what_its_caller_raises_is_raised(complete_all: CompleteAll) -> None:
+    """As it is, and not as one of a group."""
+
+    def prompts() -> Iterator[str]:
+        yield "hi"
+        raise LookupError("no more")
+
+    def count(_completion: Completion) -> None:
+        raise LookupError("it does not count")
+
+    async with ScriptedGateway(whole("a"), whole("a")) as gateway:
+        with pytest.raises(LookupError, match="no more"):
+            await complete_all(gateway.address, prompts())
+    async with ScriptedGateway(whole("a")) as gateway:
+        with pytest.raises(LookupError, match="it does not count"):
+            await complete_all(gateway.address, ["hi"], on_done=count)
 
 
 async def test_a_request_that_goes_on_alone() -> None:
@@ -218,3 +239,11 @@ def test_what_fails_in_the_loop_fails_here() -> None:
 
     with LoopThread("test") as loop, pytest.raises(ValueError, match="so it is"):
         loop.call(fail())
+
+
+def test_a_loop_that_was_closed_says_so() -> None:
+    """Nobody would ever answer."""
+    loop = LoopThread("test")
+    loop.close()
+    with pytest.raises(RuntimeError, match="test was closed"):
+        loop.call(asyncio.sleep(0))

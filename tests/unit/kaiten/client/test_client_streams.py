@@ -347,10 +347,18 @@ async def test_attach_cancel_get_models() -> None:
     [
         (None, {}, "exactly one of prompt"),
         ("a", {"token_ids": [1]}, "exactly one of prompt"),
-        ("a", {"n": -1}, "-1"),
-        ("a", {"temprature": 1.0}, "temprature"),
-        (None, {"token_ids": [-1]}, "-1"),
-        (None, {"messages": [{"rolle": "user"}]}, "rolle"),
+        (5, {}, "prompt: cannot be 5: it must be a text"),
+        (b"a", {}, "prompt: cannot be b'a': it must be a text"),
+        ("a", {"n": -1}, "n: cannot be -1"),
+        ("a", {"temperature": "hot"}, "temperature: cannot be 'hot'"),
+        ("a", {"logit_bias": {"a": 1}}, "logit_bias: cannot be {'a': 1}"),
+        ("a", {"temprature": 1.0}, "no option 'temprature'; there are token_ids, messages"),
+        (None, {"token_ids": [-1]}, r"token_ids: cannot be \[-1\]"),
+        (None, {"messages": [{"rolle": "user"}]}, 'messages.0: .* no "rolle" field'),
+        (None, {"messages": [{}, {"content": []}]}, "messages.1: cannot be {'content': \\[\\]}"),
+        (None, {"messages": ["hi"]}, "messages.0: cannot be 'hi'"),
+        (None, {"messages": "hi"}, "messages must be several, each with role and content"),
+        (None, {"messages": {"role": "user"}}, "messages must be several"),
     ],
 )
 def test_what_cannot_be_said_is_refused_here(prompt: Any, options: Any, said: str) -> None:
