@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import httpx
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
@@ -149,15 +150,20 @@ def batch(url: str, tls: TLS | None, path: Path, *, api_key: str | None, cancels
             ended = _followed(server, found)
             return _told(server, ended, files)
     except (BatchError, OSError, httpx.InvalidURL) as error:
-        console().print(Text(f"error: {error}", style="red"), soft_wrap=True)
+        _out().print(Text(f"error: {error}", style="red"), soft_wrap=True)
         return 1
     except KeyboardInterrupt:
         if files.note.exists():
             told = (
                 "the batch goes on without you; the same command comes back to it, --cancel ends it"
             )
-            console().print(told, soft_wrap=True)
+            _out().print(told, soft_wrap=True)
         raise
+
+
+def _out() -> Console:
+    """Whether or not somebody reads how it goes, the answers are to be written."""
+    return console(is_unfailing=True)
 
 
 def _begun(server: Server, url: str, files: Files) -> dict[str, Any]:
@@ -172,7 +178,11 @@ def _begun(server: Server, url: str, files: Files) -> dict[str, Any]:
         upload = {"file": (files.lines.name, content)}
         file = server.told("POST", "/v1/files", files=upload, data={"purpose": "batch"})
         note = Note(url=url, digest=digest, key=secrets.token_hex(16), file_id=file["id"])
-        note.write(files.note)
+        try:
+            note.write(files.note)
+        except BatchError:
+            _forget(server, file["id"], files)
+            raise
     elif (note.url, note.digest) != (url, digest):
         other = f"at {note.url}" if note.url != url else "with other lines"
         raise BatchError(f"{files.note} is of a batch {other}: delete it to begin anew")
@@ -212,7 +222,7 @@ def _followed(server: Server, found: dict[str, Any]) -> dict[str, Any]:
 @contextmanager
 def _bar() -> Iterator[Callable[[dict[str, Any]], None]]:
     """A bar where somebody looks, else a line per state."""
-    out, told = console(), ""
+    out, told = _out(), ""
     if not out.is_terminal:
 
         def say(found: dict[str, Any]) -> None:
@@ -264,7 +274,7 @@ def _told(server: Server, ended: dict[str, Any], files: Files) -> int:
         told.append(f"\n{counts['failed']} not answered, and why: {files.errors}")
     for problem in (ended["errors"] or {}).get("data", ()):
         told.append(f"\n{problem['message']}")
-    console().print(told, soft_wrap=True)
+    _out().print(told, soft_wrap=True)
     _forget(server, ended["input_file_id"], files)
     return 0 if counts["completed"] == counts["total"] > 0 else 1
 
@@ -293,7 +303,8 @@ def _write(path: Path, content: bytes) -> None:
         beside.write_bytes(content)
         beside.replace(path)
     except OSError as error:
-        beside.unlink(missing_ok=True)
+        with suppress(OSError):
+            beside.unlink()
         raise BatchError(f"{path} cannot be written: {error.strerror}") from error
 
 

@@ -4,6 +4,8 @@ import hashlib
 import json
 import resource
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -18,8 +20,9 @@ from kaiten.cli import app as cli
 from kaiten.cli.batch import Files, Note, Server, _retry_after_s
 from kaiten.local.ports import HeldPort
 from tests.support.commands import Command
+from tests.support.served import ENV, ROOT
 from tests.support.terminal import Terminal
-from tests.support.whole_stack import MODEL, WholeStack, wait_until
+from tests.support.whole_stack import MODEL, WAIT_S, WholeStack, wait_until
 
 Refused = Callable[..., tuple[int, str]]
 
@@ -223,6 +226,29 @@ def test_what_the_gateway_refuses_leaves_nothing_behind(
     assert "error: endpoint: " in said
     assert [*tmp_path.iterdir()] == [path]
     assert [each.id for each in client.files.list(purpose="batch")] == before
+
+
+def test_without_room_for_its_note_it_leaves_nothing_behind(
+    refused: Refused, whole_stack: WholeStack, client: OpenAI, tmp_path: Path
+) -> None:
+    before = [each.id for each in client.files.list(purpose="batch")]
+    path = write(tmp_path / "lines.jsonl", [asked("Tea")])
+    (tmp_path / "lines.jsonl.batch.new").mkdir()
+    code, said = refused(whole_stack.door.http, path)
+    assert code == 1
+    assert "lines.jsonl.batch cannot be written: Is a directory" in said.replace("\n", "")
+    assert [each.id for each in client.files.list(purpose="batch")] == before
+
+
+def test_it_goes_on_where_nobody_reads_how_it_goes(whole_stack: WholeStack, tmp_path: Path) -> None:
+    """`kaiten batch lines.jsonl 2>&1 | head -1`."""
+    path = write(tmp_path / "lines.jsonl", [asked(f"Plate {n}") for n in range(4)])
+    command = f"'{sys.executable}' -m kaiten batch {path} --url {whole_stack.door.http}"
+    line = f"set -o pipefail; {command} 2>&1 | true"
+    done = subprocess.run(["bash", "-c", line], timeout=WAIT_S, cwd=ROOT, env=ENV, check=False)
+    assert done.returncode == 0
+    assert len(lines_of(tmp_path / "lines.output.jsonl")) == 4
+    assert not (tmp_path / "lines.jsonl.batch").exists()
 
 
 def test_a_bar_where_somebody_looks(whole_stack: WholeStack, tmp_path: Path) -> None:
