@@ -12,6 +12,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from kaiten.cli.keygen import mint
 from kaiten.client import Client
 from tests.support.answers import until
 from tests.support.browser import CHROMIUM
@@ -368,3 +369,33 @@ async def test_axe_finds_nothing(
     )
     assert found["violations"] == []
     assert found["passes"] > 10
+
+
+async def test_where_keys_are_on_it_asks_for_one_once_and_again_when_something_is_asked(
+    browser: Browser, whole_stack: WholeStack, tmp_path: Path
+) -> None:
+    key = mint("acme", "tenant")
+    (tmp_path / "keys.toml").write_text(key.entry)
+    door = whole_stack.add_gateway(api_keys_file=tmp_path / "keys.toml")
+    focus = "document.activeElement.id"
+    try:
+        door.process.start()
+        door.wait_ready()
+        async with browser.tab(f"{door.http}/") as page:
+            await page.until(f"{focus} === 'key'")
+            await page.look("document.getElementById('prompt').focus()")
+            refused = len(page.troubles)
+            # As every three seconds: with the same key nothing is asked, and nobody is disturbed.
+            await page.look("look()")
+            assert await page.look(focus) == "prompt"
+            assert len(page.troubles) == refused == 1
+            await page.type("Hello!")
+            await page.press("Enter")
+            await page.until(f"{PROBLEM} && {focus} === 'key'")
+            await page.type(key.key)
+            await page.until("document.getElementById('model').textContent")
+            await page.look("document.getElementById('prompt').focus()")
+            assert await said(page, "")
+            assert await page.look(PROBLEM) == ""
+    finally:
+        whole_stack.retire(door)
