@@ -272,6 +272,20 @@ async def test_a_cell_opens_its_request(page: Tab, stack: WholeStack) -> None:
         assert await page.look("document.getElementById('drawer').hidden")
 
 
+async def test_who_ends_while_it_is_explained_is_explained_to_its_end(
+    page: Tab, stack: WholeStack
+) -> None:
+    """As of one whose end this page heard of before that is committed."""
+    with crowd(stack) as ids:
+        named = f"[...live.owners.all.values()].find((one) => one.id === 'default:{ids[-1]}')"
+        await page.until(f"!!{named}")
+        await page.look(f"{named}.ended = true; drawer.open({named}.sequenceId, null)")
+        await page.until(f"/ so far/.test({DRAWER})")
+        with Client(stack.door.grpc) as client:
+            client.cancel(ids[-1])
+        await page.until(f"/, ended: /.test({DRAWER})")
+
+
 async def test_by_keyboard_alone(page: Tab, stack: WholeStack) -> None:
     with crowd(stack):
         await until_full(page)

@@ -169,8 +169,10 @@ class Drawer {
       const {tenant, id: request} = partsOf(owner);
       const told = await (await ask(`v1/requests/${encodeURIComponent(request)}/explain?tenant=${encodeURIComponent(tenant)}`)).json();
       if (this.id !== id) return;
-      this.tell(told.choices.find((choice) => choice.sequence_id === id) || told.choices[0]);
-      if (!owner.ended) this.timer = setTimeout(() => this.explain(), 1000);
+      const choice = told.choices.find((each) => each.sequence_id === id) || told.choices[0];
+      this.tell(choice);
+      // Not by what this page knows: it ended while this was told, or is not committed yet.
+      if (!choice.ended) this.timer = setTimeout(() => this.explain(), 1000);
     } catch (error) { if (this.id === id) this.fall.replaceChildren(error.message); }
   }
   tell(choice) {
