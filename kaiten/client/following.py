@@ -152,7 +152,11 @@ class Following:
         if now_s + wait_s - self._lost_at_s > self._resume_s:
             if error is None:
                 raise UnavailableError("the stream ended without a last event")
-            raise UnavailableError(str(error), retry_after_s=error.retry_after_s) from error
+            raise UnavailableError(
+                str(error),
+                retry_after_s=error.retry_after_s,
+                is_of_service=error.is_of_service,
+            ) from error
         return wait_s
 
     def _wait_s_for_room(self, error: OverloadedError, now_s: float) -> float:

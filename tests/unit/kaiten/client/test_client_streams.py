@@ -211,8 +211,9 @@ async def test_a_hole_is_an_error(complete: Complete) -> None:
 async def test_resuming_has_a_limit(complete: Complete) -> None:
     script: list[Step] = [accepted(), errors.Unavailable("gone")]
     async with ScriptedGateway(*[script] * 50) as gateway:
-        with pytest.raises(UnavailableError, match="gone"):
+        with pytest.raises(UnavailableError, match="gone") as told:
             await complete(gateway.address, resume_s=2.0)
+        assert told.value.is_of_service
         assert len(gateway.calls) >= 2
 
 
