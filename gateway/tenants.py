@@ -124,8 +124,8 @@ class Keyring:
         tenant = self.tenant_of(authorization)
         if tenant.is_operator:
             return
-        fix = "a key made by `kaiten keygen --role operator`, or of a tenant with `operator = true`"
-        raise Forbidden(f"this is for operators: it takes {fix}")
+        fix = "one of `kaiten keygen NAME --role operator`, or of a tenant with `operator = true`"
+        raise Forbidden(f"this is for operators: it takes a key, {fix}")
 
 
 def digest(key: str) -> bytes:

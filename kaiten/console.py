@@ -30,6 +30,13 @@ class _Unfailing:
             self._stream.flush()
 
 
+def shown_default(value: object) -> str | None:
+    """In `--help`; None: nothing is said of it."""
+    if isinstance(value, tuple):
+        value = ", ".join(map(str, value))
+    return None if value is None or value is False or value == "" else str(value)
+
+
 def console(*, stderr: bool = True, is_unfailing: bool = False) -> Console:
     """A console that does not wrap at 80 columns in a log file. `is_unfailing`: who writes goes on
     when nothing can be written any more."""

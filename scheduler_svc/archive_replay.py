@@ -40,7 +40,7 @@ app = App(
     name="kaiten archive",
     help="What schedulers have decided, as their archives tell it.",
     version_flags=(),
-    default_parameter=Parameter(negative=()),
+    default_parameter=Parameter(negative=(), show_default=False),
     result_action="return_value",
 )
 

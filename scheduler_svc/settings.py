@@ -11,7 +11,7 @@ from service_kit.peers import PartSettings
 
 
 class SchedulerSettings(SchedulingSettings, PartSettings):
-    """Flags, environment (KAITEN_SCHEDULER_…) and TOML keys of `kaiten scheduler`."""
+    """The one that decides each batch: leads a cell, or stands by."""
 
     redis_url: SecretStr = Field(
         default=SecretStr("redis://127.0.0.1:6379/0"),

@@ -66,7 +66,7 @@ class Settings(BaseModel):
 
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
-ConfigFile = Annotated[Path | None, Parameter(help="TOML file of these, as in `http_port = 8000`")]
+ConfigFile = Annotated[Path | None, Parameter(help="TOML file of these, with _ in place of -")]
 
 
 def at_home(path: Path) -> Path:

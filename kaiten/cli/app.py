@@ -14,6 +14,7 @@ from kaiten.api_key import ApiKeyFile, api_key_of
 from kaiten.cli import packages
 from kaiten.cli.config_file import from_file
 from kaiten.cli.mistakes import explained
+from kaiten.console import shown_default
 from kaiten.local import services
 from kaiten.local.part_options import GatewayOptions, WorkerOptions
 from kaiten.local.scheduling import Scheduling
@@ -29,7 +30,7 @@ app = App(
     name="kaiten",
     help="Serve large language models with continuous batching.",
     version=packages.version_here,
-    default_parameter=Parameter(negative=()),
+    default_parameter=Parameter(negative=(), show_default=shown_default),
     error_formatter=explained,
     config=from_file,
 )

@@ -15,6 +15,9 @@ SPLIT: Final = "a worker is one GPU with the whole model; more of them: --worker
 CHUNKED: Final = "prompts are always computed in chunks beside decodes; how: --mix"
 PREFIXES: Final = "blocks of equal prefixes are always reused"
 
+TOOLS: Final = "tools are always on, in the chat template's format: KAITEN_GATEWAY_TOOL_FORMAT"
+LORA: Final = "no LoRA yet: merge the adapter into the checkpoint"
+
 # Of vLLM, TGI and llama.cpp's llama-server, in this order.
 INSTEAD: Final[Mapping[str, str]] = {
     "--tensor-parallel-size": SPLIT,
@@ -29,6 +32,11 @@ INSTEAD: Final[Mapping[str, str]] = {
     "--chat-template": "put it into the model's folder, as chat_template.jinja",
     "--trust-remote-code": "code of checkpoints is never run",
     "--tokenizer": "the tokenizer is that of the model's folder",
+    "--enable-auto-tool-choice": TOOLS,
+    "--tool-call-parser": TOOLS,
+    "--reasoning-parser": "it is found in the chat template; else KAITEN_GATEWAY_REASONING_FORMAT",
+    "--enable-lora": LORA,
+    "--lora-modules": LORA,
     "--uvicorn-log-level": "use --log-level",
     "--download-dir": "set HF_HOME in the environment",
     "--model-id": "use --model, or the bare name after serve",

@@ -28,7 +28,7 @@ app = App(
     name="kaiten archive",
     help="Look at what schedulers have kept. What they decided, made again: kaiten archive steps.",
     version_flags=(),
-    default_parameter=Parameter(negative=()),
+    default_parameter=Parameter(negative=(), show_default=False),
     result_action="return_value",
 )
 

@@ -10,10 +10,8 @@ def check_operator(exchange: HttpExchange) -> None:
     each would hold a stream.
     """
     if not exchange.tenant.is_operator:
-        fix = (
-            "a key made by `kaiten keygen --role operator`, or without keys a loopback --http-host"
-        )
-        raise Forbidden(f"this is for operators: it takes {fix}")
+        fix = "one of `kaiten keygen NAME --role operator`, or without keys a loopback --http-host"
+        raise Forbidden(f"this is for operators: it takes a key, {fix}")
     site = exchange.header("sec-fetch-site")
     if site in ("cross-site", "same-site") and not exchange.header("origin"):
         rule = "other sites' pages must be named in --cors-origins"

@@ -162,7 +162,7 @@ def test_operators_are_those_whom_the_file_names(tmp_path: Path) -> None:
     text = f'[tenants.ops]\noperator = true\nkeys = ["{sha("one")}"]\n'
     ring = load(written(tmp_path, f'{text}[tenants.acme]\nkeys = ["{sha("two")}"]\n'))
     ring.check_operator("Bearer one")
-    with pytest.raises(Forbidden, match="keygen --role operator"):
+    with pytest.raises(Forbidden, match="keygen NAME --role operator"):
         ring.check_operator("Bearer two")
     with pytest.raises(Unauthenticated):
         ring.check_operator("")

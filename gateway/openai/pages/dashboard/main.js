@@ -237,7 +237,7 @@ document.addEventListener("keydown", (event) => {
 // A key is asked for where one is needed.
 function askKey(why) {
   const dialog = $("key-dialog");
-  $("key-why").textContent = why || "What this page shows is everybody's: it takes a key made by `kaiten keygen --role operator`.";
+  $("key-why").textContent = why || "What this page shows is everybody's: it takes a key made by `kaiten keygen NAME --role operator`.";
   $("key-input").value = sessionStorage.getItem(KEY_NAME) || "";
   if (!dialog.open) dialog.showModal();
   $("key-input").focus();

@@ -121,6 +121,12 @@ def test_serve_shows_its_defaults() -> None:
     assert "default: fair" in said
 
 
+@pytest.mark.parametrize("command", ["bench", "chat", "explain", "generate", "ps", "watch"])
+def test_help_shows_no_default_as_python_writes_it(command: str) -> None:
+    code, said = kaiten(command, "--help")
+    assert (code, re.findall(r"default: *(?:False|[(\[\"'])", said)) == (0, [])
+
+
 @pytest.mark.parametrize(
     ("theirs", "ours"),
     [
@@ -220,6 +226,7 @@ def test_a_wrong_file_is_refused(
         (["serv"], 'Did you mean "serve"?'),
         (["serve", "--grpc-prot", "1"], "Did you mean --grpc-port?"),
         (["serve", "--ctx-size", "1"], "no --ctx-size: use --context-tokens"),
+        (["serve", "--enable-auto-tool-choice"], "tools are always on"),
         (["ps", "localhost:50051"], "by its flag: --address localhost:50051"),
         (["ps", "a:1", "b:2"], "kaiten ps does not take a:1 b:2: see kaiten ps --help"),
         (["ps", "all of them"], "kaiten ps does not take 'all of them': see kaiten ps --help"),
