@@ -5,7 +5,8 @@ is nothing to guess. A presented key is looked up by its digest: what the time o
 about a digest that nobody can choose, and a digest is no key.
 
 The file is followed while the gateway runs: a key that is taken out is refused from the next
-request on, and what was accepted with it goes on to its end. A file that is wrong changes nothing.
+request on, and what was accepted with it goes on to its end. A file that is wrong, or empty,
+changes nothing.
 """
 
 import asyncio
@@ -172,7 +173,10 @@ class KeysFile:
         self._path = path
         self._content = _read(path)
         self._problem = ""
-        self.keyring = Keyring(*_parse(path, self._content))
+        keys, tenants = _parse(path, self._content)
+        if not keys:
+            raise _no_key(path)
+        self.keyring = Keyring(keys, tenants)
 
     async def follow(self, clock: Clock) -> None:
         """Look at the file for as long as the gateway lives."""
@@ -223,11 +227,13 @@ def _parse(path: Path, text: bytes) -> tuple[list[tuple[bytes, Tenant]], list[Te
 
 
 def _known(path: Path, file: _KeysFile) -> tuple[list[tuple[bytes, Tenant]], list[Tenant]]:
-    """Keys, and tenants: some may have no key any more."""
+    """Keys, and tenants: some may have no key any more, or none of them. A file without either may
+    be one that is just being written.
+    """
     given = [(name, text, "") for name, entry in file.tenants.items() for text in entry.keys]
     given += [(entry.tenant, entry.digest, entry.role) for entry in file.keys]
-    if not given:
-        raise ConfigError(f"--api-keys-file {path} holds no key; `kaiten keygen TENANT` makes one")
+    if not (given or file.tenants):
+        raise _no_key(path)
     names = [*file.tenants, *(name for name, _, _ in given)]
     tenants = {name: _tenant(path, name, file.tenants.get(name)) for name in names}
     keys: dict[bytes, Tenant] = {}
@@ -238,6 +244,13 @@ def _known(path: Path, file: _KeysFile) -> tuple[list[tuple[bytes, Tenant]], lis
         is_operator = tenants[name].is_operator or role == "operator"
         keys[known] = replace(tenants[name], is_operator=is_operator)
     return list(keys.items()), list(tenants.values())
+
+
+def _no_key(path: Path) -> ConfigError:
+    return ConfigError(
+        f"--api-keys-file {path} holds no key; `kaiten keygen TENANT` makes one, and while the"
+        " gateway runs a file with [tenants.NAME] and no key takes all away"
+    )
 
 
 def _tenant(path: Path, name: str, entry: _TenantEntry | None) -> Tenant:

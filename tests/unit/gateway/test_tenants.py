@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.tenants import DEFAULT, NO_BOUNDS, Keyring, KeysFile, Tenant, digest
+from gateway.tenants import DEFAULT, NO_BOUNDS, Keyring, KeysFile, Tenant, WrongKey, digest
 from service_kit.errors import ConfigError, Forbidden, Unauthenticated
 
 
@@ -139,7 +139,7 @@ async def test_a_changed_file_counts_from_the_next_request_on(tmp_path: Path) ->
         ring.tenant_of("Bearer old")
 
 
-@pytest.mark.parametrize("wrong", ["x", "[tenants.a]", None])
+@pytest.mark.parametrize("wrong", ["x", "", "# nobody", "[tenants]", None])
 async def test_a_file_that_has_become_wrong_changes_nothing_and_is_explained_once(
     tmp_path: Path, wrong: str | None
 ) -> None:
@@ -156,6 +156,22 @@ async def test_a_file_that_has_become_wrong_changes_nothing_and_is_explained_onc
     (entry,) = logs
     assert (entry["event"], entry["log_level"]) == ("keys.kept", "error")
     assert str(path) in entry["reason"]
+
+
+async def test_all_keys_are_taken_away_by_a_file_that_names_a_tenant_and_none(
+    tmp_path: Path,
+) -> None:
+    """Of the only tenant the last key, say. Who starts with such a file has forgotten something."""
+    path = written(tmp_path, f'[tenants.a]\nkeys = ["{sha("one")}"]')
+    file = KeysFile(path)
+    written(tmp_path, "[tenants.a]\nrequests_max = 3")
+    await file.look()
+    with pytest.raises(WrongKey):
+        file.keyring.tenant_of("Bearer one")
+    assert not file.keyring.is_open
+    assert file.keyring.named("a").bounds.requests_max == 3
+    with pytest.raises(ConfigError, match="holds no key"):
+        KeysFile(path)
 
 
 def test_operators_are_those_whom_the_file_names(tmp_path: Path) -> None:
