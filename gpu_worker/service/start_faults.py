@@ -1,5 +1,6 @@
 """What fails while a worker starts, as a sentence that says what to change."""
 
+import errno
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -42,7 +43,7 @@ def _sentence_of(error: Exception, phase: str) -> str | None:
             "--gpu-memory-share, --step-tokens or --slots, take a smaller model or a larger "
             "device, or end what else uses it"
         )
-    if isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error):
+    if _is_memory_full(error):
         return (
             f"this machine's memory is full while the worker starts (phase {phase}); take a "
             "smaller model or --weight-dtype int8, lower --kv-memory-mb, or end what else uses it"
@@ -58,6 +59,12 @@ def _sentence_of(error: Exception, phase: str) -> str | None:
             "cpu"
         )
     return _of_compiler(error, phase) if jit.is_compilers(error) else None
+
+
+def _is_memory_full(error: Exception) -> bool:
+    """Of the host, as Python, the kernel and torch say so."""
+    is_refused = isinstance(error, OSError) and error.errno == errno.ENOMEM
+    return isinstance(error, MemoryError) or is_refused or "DefaultCPUAllocator" in str(error)
 
 
 def _of_compiler(error: Exception, phase: str) -> str:

@@ -1,5 +1,6 @@
 """What a worker looks at first when it starts."""
 
+import errno
 import subprocess
 import sys
 from collections.abc import Callable
@@ -42,10 +43,15 @@ GPU = torch.device("cuda:0")
             RuntimeError("Triton Error [CUDA]: the provided PTX was compiled with an unsupported"),
             r"phase load: Triton Error \[CUDA\]: the provided PTX .* driver is new enough",
         ),
-        (torch.OutOfMemoryError("CUDA out of memory"), r"memory is full .* \(phase load\)"),
+        (torch.OutOfMemoryError("CUDA out of memory"), r"GPU's memory is full .* \(phase load\)"),
+        (
+            OSError(errno.ENOMEM, "Cannot allocate memory"),
+            r"machine's memory is full .* --weight-d",
+        ),
+        (MemoryError(), r"this machine's memory is full .* \(phase load\)"),
     ],
 )
-def test_what_the_driver_says_at_the_start_is_a_sentence(
+def test_what_driver_and_memory_say_at_the_start_is_a_sentence(
     fault: Exception, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(_settings: WorkerSettings, timer: PhaseTimer) -> None:
