@@ -31,6 +31,8 @@ ON_THE_WAY: Final = ("undeclared keys were accessed", "access a non local key")
 # Of WAIT and WAITAOF: it has become a replica since it took what they are to wait for, which may be
 # lost with that. What is sent again goes to the next primary.
 NO_MORE_PRIMARY: Final = "cannot be used with replica instances"
+# Of a command in a script; a user that may not even call the script has NOPERM.
+NOT_PERMITTED: Final = "ACL failure in script"
 REFUSALS: Final = {
     "OOM": "the ledger's store is out of memory",
     "NOPERM": "the ledger's user lacks a permission",
@@ -98,6 +100,8 @@ def _code(error: redis_errors.ResponseError) -> str:
     """First word of a server's refusal, also when redis-py has made a class of it and cut the word
     off.
     """
+    if NOT_PERMITTED in str(error):
+        return "NOPERM"
     known = {
         redis_errors.OutOfMemoryError: "OOM",
         redis_errors.ReadOnlyError: "READONLY",

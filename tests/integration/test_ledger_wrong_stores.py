@@ -11,12 +11,22 @@ from redis import Redis
 from redis.exceptions import ResponseError
 
 from kaiten.local.ports import HeldPort
+from kaiten.v1.ledger_pb2 import SubmitRecord
+from kaiten.v1.worker_service_pb2 import RowSampling
 from ledger import Ledger, LedgerLimits
 from ledger.acl import keys_rule
 from ledger.servers.commands import ALL, needed
 from ledger.servers.refusals import is_transient, translated
 from service_kit.errors import ConfigError, Unavailable
 from tests.support.store_server import StoreServer
+
+RECORD = SubmitRecord(
+    id="default:1",
+    tenant="default",
+    n=1,
+    prompt_token_ids=[7],
+    sampling=RowSampling(max_tokens=1),
+)
 
 
 async def check(url: str, cell: str = "0", **limits: Any) -> None:
@@ -129,6 +139,28 @@ async def test_a_user_that_may_not_do_all_that_is_needed(
                 await check(url, cell, replicas_min=1)
         finally:
             admin.execute_command("ACL", "DELUSER", f"short-{cell}")
+
+
+async def test_a_user_that_loses_a_command_while_it_is_used_is_told_and_goes_on_later(
+    redis_url: str, cell: str
+) -> None:
+    """What a script is refused is no error of ours: services wait, as for a store that is away."""
+    user = f"loses-{cell}"
+    with Redis.from_url(redis_url) as admin:
+        rules = f"reset on >pw {keys_rule(cell)} -@all".split()
+        admin.execute_command("ACL", "SETUSER", user, *rules, *(f"+{name}" for name in ALL))
+        url = redis_url.replace("redis://", f"redis://{user}:pw@")
+        ledger = await Ledger.connect(url, cell=cell, limits=LedgerLimits(retry_s=0.0))
+        try:
+            await ledger.check()
+            admin.execute_command("ACL", "SETUSER", user, "-xadd")
+            with pytest.raises(Unavailable, match=r"the ledger's user lacks a permission: .*xadd"):
+                await ledger.submit(RECORD, b"one")
+            admin.execute_command("ACL", "SETUSER", user, "+xadd")
+            await ledger.submit(RECORD, b"one")
+        finally:
+            await ledger.close()
+            admin.execute_command("ACL", "DELUSER", user)
 
 
 async def test_a_wrong_password_is_said_without_it(redis_url: str, cell: str) -> None:
