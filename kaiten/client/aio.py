@@ -17,6 +17,7 @@ from kaiten.client.connection import (
     OPTIONS,
     RESUME_S,
     UNARY_S,
+    deadline_of,
     seconds_left,
     with_key,
 )
@@ -41,11 +42,11 @@ class AsyncGeneration:
     ) -> None:
         self._stub = stub
         self._following = following
-        self._deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         self._metadata = metadata
         self._rpc: Any = None
         self._is_closed = False
         self._steps = self._follow()
+        self._deadline_s = deadline_of(timeout_s)
 
     def __repr__(self) -> str:
         return f"AsyncGeneration({self._following!r})"
@@ -125,18 +126,18 @@ class AsyncClient:
         tls: TLS | bool = False,
         metadata: Sequence[tuple[str, str]] = (),
     ) -> None:
-        """ValueError: a file of `tls` cannot be read.
+        """ValueError: a file of `tls` cannot be read, or no header can hold the key.
 
         `resume_s`: a lost gateway is looked for so long. `overload_s`: a request that is refused
         because too much is live is offered again so long, each time when the service says.
         `tls`: True trusts the system's authorities.
         """
+        self._metadata = with_key(metadata, api_key)
         self._channel = aio_channel(address, tls, OPTIONS)
         self._inference = inference_service_pb2_grpc.InferenceServiceStub(self._channel)
         self._models = model_service_pb2_grpc.ModelServiceStub(self._channel)
         self._resume_s = resume_s
         self._overload_s = overload_s
-        self._metadata = with_key(metadata, api_key)
 
     async def __aenter__(self) -> Self:
         return self

@@ -1,16 +1,20 @@
 """What both clients share: where to connect, with which options, for how long."""
 
 import json
+import math
 import time
 from collections.abc import Sequence
+from numbers import Real
 from typing import Final
 
-from kaiten.client.errors import DeadlineExceededError
+from kaiten.client.errors import DeadlineExceededError, InvalidRequestError
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:50051"
 # How long a lost gateway is looked for before UnavailableError.
 RESUME_S: Final = 30.0
 UNARY_S: Final = 10.0
+# What gRPC cannot say it takes for over at once.
+TIMEOUT_S_MAX: Final = 10_000_000.0
 # Requests that `complete_all` has under way: more than one worker has slots for.
 AT_ONCE: Final = 256
 # A gateway's default for all its clients together.
@@ -53,10 +57,23 @@ OPTIONS: Final = (
 def with_key(
     metadata: Sequence[tuple[str, str]], api_key: str | None
 ) -> tuple[tuple[str, str], ...]:
-    """What goes with every call."""
+    """What goes with every call. ValueError: no header can hold the key."""
     if api_key is None:
         return tuple(metadata)
+    if not (api_key.isascii() and api_key.isprintable()):
+        raise ValueError("api_key: must be printable ASCII; is a line end of its file part of it?")
     return (*metadata, ("authorization", f"Bearer {api_key}"))
+
+
+def deadline_of(timeout_s: object) -> float | None:
+    """When a request's time ends, by the monotonic clock. InvalidRequestError: it is no time."""
+    if timeout_s is None:
+        return None
+    seconds = float(timeout_s) if isinstance(timeout_s, Real) else math.nan
+    if not seconds > 0:
+        rule = f"timeout_s: must be seconds, more than 0, got {timeout_s!r}"
+        raise InvalidRequestError(rule, fields=("timeout_s",))
+    return time.monotonic() + min(seconds, TIMEOUT_S_MAX)
 
 
 def seconds_left(deadline_s: float | None) -> float | None:

@@ -171,8 +171,9 @@ class Following:
         return wait_s
 
     def completion(self) -> Completion:
-        """The whole answer. Only when `is_done`."""
-        assert self._done is not None, "the request has not ended"
+        """The whole answer. RequestCancelledError: it was closed before `is_done`."""
+        if self._done is None:
+            raise RequestCancelledError("it was closed before its end: there is no whole answer")
         return Completion(
             request_id=self.request_id,
             choices=tuple(_whole(self._choices[index]) for index in sorted(self._choices)),

@@ -24,6 +24,7 @@ from kaiten.client.connection import (
     OPTIONS,
     RESUME_S,
     UNARY_S,
+    deadline_of,
     seconds_left,
     with_key,
 )
@@ -51,11 +52,11 @@ class Generation:
     ) -> None:
         self._stub = stub
         self._following = following
-        self._deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         self._metadata = metadata
         self._rpc: Any = None
         self._is_closed = False
         self._steps = self._follow()
+        self._deadline_s = deadline_of(timeout_s)
 
     def __repr__(self) -> str:
         return f"Generation({self._following!r})"
@@ -139,12 +140,13 @@ class Client:
         tls: TLS | bool = False,
         metadata: Sequence[tuple[str, str]] = (),
     ) -> None:
-        """ValueError: a file of `tls` cannot be read.
+        """ValueError: a file of `tls` cannot be read, or no header can hold the key.
 
         `resume_s`: a lost gateway is looked for so long. `overload_s`: a request that is refused
         because too much is live is offered again so long, each time when the service says.
         `tls`: True trusts the system's authorities.
         """
+        self._metadata = with_key(metadata, api_key)
         self._channel = channel(address, tls, OPTIONS)
         self._aio = partial(
             AsyncClient, address, resume_s=resume_s, api_key=api_key, tls=tls, metadata=metadata
@@ -153,7 +155,6 @@ class Client:
         self._models = model_service_pb2_grpc.ModelServiceStub(self._channel)
         self._resume_s = resume_s
         self._overload_s = overload_s
-        self._metadata = with_key(metadata, api_key)
 
     def __enter__(self) -> Self:
         return self

@@ -1,6 +1,7 @@
 """Both clients against a real server that plays scripts: results, errors, leaving, resuming."""
 
 import asyncio
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from kaiten.client.errors import (
     InvalidRequestError,
     NotFoundError,
     OverloadedError,
+    RequestCancelledError,
     UnavailableError,
 )
 from kaiten.client.following import WAIT_S_MAX, Following
@@ -241,6 +243,14 @@ async def test_the_deadline_travels_and_covers_all_calls(complete: Complete) -> 
     assert others
 
 
+@both
+@pytest.mark.parametrize("timeout_s", [math.inf, 1e12])
+async def test_a_time_without_end_is_not_over(complete: Complete, timeout_s: float) -> None:
+    """As gRPC has it, for which it is too long to say."""
+    async with ScriptedGateway(WHOLE) as gateway:
+        assert (await complete(gateway.address, timeout_s=timeout_s)).text == "abcde"
+
+
 async def test_no_deadline_unless_asked() -> None:
     async with ScriptedGateway(WHOLE) as gateway:
         await complete_async(gateway.address)
@@ -280,6 +290,17 @@ async def test_leaving_the_with_cancels_async() -> None:
             await asyncio.wait_for(gateway.left.wait(), WAIT_S)
             assert [item async for item in generation] == []
         assert len(gateway.calls) == 1
+
+
+async def test_what_was_closed_has_no_result() -> None:
+    standing = asyncio.Event()
+    script: list[Step] = [accepted(), delta(0, "abc"), standing]
+    async with ScriptedGateway(script) as gateway, AsyncClient(gateway.address) as client:
+        generation = client.generate("hi")
+        assert (await asyncio.wait_for(anext(generation), WAIT_S)).text == "abc"
+        await generation.close()
+        with pytest.raises(RequestCancelledError, match="it was closed before its end"):
+            await generation.result()
 
 
 async def test_leaving_the_with_cancels_sync() -> None:
@@ -350,6 +371,9 @@ async def test_attach_cancel_get_models() -> None:
         ("a", {"token_ids": [1]}, "exactly one of prompt"),
         (5, {}, "prompt: cannot be 5: it must be a text"),
         (b"a", {}, "prompt: cannot be b'a': it must be a text"),
+        ("a", {"timeout_s": 0}, "timeout_s: must be seconds, more than 0, got 0"),
+        ("a", {"timeout_s": math.nan}, "timeout_s: must be seconds, more than 0, got nan"),
+        ("a", {"timeout_s": "3"}, "timeout_s: must be seconds, more than 0, got '3'"),
         ("a", {"n": -1}, "n: cannot be -1"),
         ("a", {"temperature": "hot"}, "temperature: cannot be 'hot'"),
         ("a", {"logit_bias": {"a": 1}}, "logit_bias: cannot be {'a': 1}"),

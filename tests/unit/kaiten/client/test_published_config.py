@@ -8,6 +8,7 @@ import pytest
 
 from gateway import tenants
 from kaiten.cli.keygen import mint
+from kaiten.client import Client
 from kaiten.client.connection import SERVICE_CONFIG, with_key
 from kaiten.v1 import inference_service_pb2 as pb
 from kaiten.v1 import model_service_pb2
@@ -68,6 +69,13 @@ def test_a_minted_key_opens_the_gateway(tmp_path: Path) -> None:
     assert ring.tenant_of(f"Bearer {second.key}").name == "other.org"
     assert first.key not in path.read_text()
     assert with_key((("a", "b"),), None) == (("a", "b"),)
+
+
+@pytest.mark.parametrize("key", ["kt-a\n", "kt-ä"])
+def test_a_key_that_no_header_holds_is_told_and_not_shown(key: str) -> None:
+    with pytest.raises(ValueError, match=r"api_key: must be printable ASCII; .* line end") as told:
+        Client("127.0.0.1:1", api_key=key)
+    assert key.strip() not in str(told.value)
 
 
 @pytest.mark.parametrize("name", ["", "a b", "../x", 'x"]', "x" * 65])
