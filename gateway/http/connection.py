@@ -16,6 +16,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 BODY_GRACE_S: Final = 5.0
 # And what is large has a second more for each of these: 2 Mbit/s will do.
 BODY_BYTES_PER_S: Final = 256 << 10
+# A chunk costs as much as kilobytes of one, before anybody's key is seen: many must have some size.
+CHUNKS_MAX: Final = 1024
+CHUNK_BYTES_MIN: Final = 64
+# After so many bytes of a body it is looked at again.
+LOOK_BYTES: Final = 8 << 10
 # For an answer to a client that is sent away, before its connection is cut.
 FAREWELL_S: Final = 1.0
 
@@ -31,11 +36,31 @@ class ConnectionLimits:
     connections_max: int = 8192
 
 
+class _Reader(h11.Connection):
+    """Counts the chunks of the body that is coming in."""
+
+    _chunks = _chunk_bytes = 0
+
+    def next_event(self) -> Any:
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self._chunks = self._chunk_bytes = 0
+        elif isinstance(event, h11.Data):
+            self._chunks += event.chunk_end
+            self._chunk_bytes += len(event.data)
+        return event
+
+    @property
+    def is_crumbled(self) -> bool:
+        return self._chunks > max(CHUNKS_MAX, self._chunk_bytes // CHUNK_BYTES_MIN)
+
+
 class Connection(H11Protocol):
     """Invariant: while a request is not all there, `_ending` is set."""
 
     def __init__(self, limits: ConnectionLimits, **given: Any) -> None:
         super().__init__(**given)
+        self.conn = self._reader = _Reader(h11.SERVER, limits.headers_bytes_max)
         self._limits = limits
         self._ending: asyncio.TimerHandle | None = None
         self._waits_for: Any = None
@@ -57,12 +82,22 @@ class Connection(H11Protocol):
             most = self._limits.headers_bytes_max
             while data and not self.transport.is_closing():
                 # h11 asks how long the headers are only while they are not all there.
-                cut = len(data)
+                cut = LOOK_BYTES
                 if self.conn.their_state is h11.IDLE:
                     cut = max(1, most + 1 - len(self.conn.trailing_data[0]))
                 super().data_received(data[:cut])
                 data = data[cut:]
+                if self._reader.is_crumbled:
+                    self._refuse_crumbs()
+                    return
             self._watch()
+
+    def _refuse_crumbs(self) -> None:
+        if self.conn.our_state is h11.SEND_RESPONSE:
+            rule = f"more than {CHUNKS_MAX} chunks: at least {CHUNK_BYTES_MIN} bytes each"
+            self._send_away(b"400 Bad Request", rule.encode())
+        else:
+            self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:
         if len(self.conn.trailing_data[0]) > self._limits.headers_bytes_max:

@@ -192,6 +192,34 @@ async def test_a_body_that_comes_has_more_time_the_more_of_it_there_is(
     await server.stop()
 
 
+@pytest.mark.parametrize("answers_first", [False, True])
+async def test_a_body_of_crumbs_is_sent_away(answers_first: bool) -> None:
+    """A quarter of a megabyte of them held everybody up for a second."""
+
+    async def reads(scope: Any, receive: Any, send: Any) -> None:
+        if answers_first:
+            await app(scope, receive, send)
+        while (message := await receive()).get("more_body"):
+            pass
+        if message["type"] == "http.request" and not answers_first:
+            await app(scope, receive, send)
+
+    server = HttpServer(reads, "127.0.0.1", 0)
+    port = server.bind()
+    await server.start()
+    head = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+    crumbs, chunks = b"1\r\nx\r\n" * 2_000, b"50\r\n%b\r\n" % (b"x" * 80) * 5_000
+    end = b"0\r\n\r\n"
+    reply = await told(port, head + crumbs + end)
+    if not answers_first:
+        assert reply.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+        assert reply.endswith(b"more than 1024 chunks: at least 64 bytes each")
+    for body in (chunks, crumbs[:3_000]):
+        reply = await told(port, head + body + end)
+        assert reply.startswith(b"HTTP/1.1 200 OK\r\n")
+    await server.stop()
+
+
 async def test_a_request_that_is_all_there_has_all_the_time() -> None:
     """Limits are for what a client does not send, not for what it waits for."""
     answers = asyncio.Event()
