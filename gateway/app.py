@@ -1,10 +1,11 @@
 """The HTTP door: every route (`openai.routes`), behind the gate."""
 
+import re
 from functools import partial
 from typing import Final
 
 from starlette.exceptions import HTTPException
-from starlette.routing import Router
+from starlette.routing import Match, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.cell.ledger_session import LedgerLink
@@ -66,6 +67,8 @@ ELSEWHERE: Final = {
     ),
     **dict.fromkeys(("/v1/tokenize", "/v1/detokenize"), "there are /tokenize and /detokenize"),
 }
+# Slashes too many, and a base URL with a /v1 before a path that has one.
+SLIPS: Final = re.compile(r"/+(?=/|$)|^/v1(?=/+v1/)")
 # What a misbehaving path or method is called in the error body.
 HTTP_CODES: Final = {404: "unknown_url", 405: "method_not_allowed"}
 
@@ -98,12 +101,18 @@ async def _routed(router: Router, scope: Scope, receive: Receive, send: Send) ->
         await router(scope, receive, send)
     except HTTPException as error:
         path = scope["path"][:128]
-        message = f"{scope['method']} {path}: {error.detail}{_elsewhere(path)}"
+        message = f"{scope['method']} {path}: {error.detail}{_elsewhere(router, scope)}"
         code = HTTP_CODES.get(error.status_code)
         raise errors.HttpError(error.status_code, message, code, error.headers) from None
 
 
-def _elsewhere(path: str) -> str:
+def _elsewhere(router: Router, scope: Scope) -> str:
     """A word for who looks for what is here under another name."""
+    path = scope["path"]
+    right = {**scope, "path": SLIPS.sub("", path)}
+    if right["path"] != path and any(
+        each.matches(right)[0] is not Match.NONE for each in router.routes
+    ):
+        return f"; the path is {right['path'][:128]}"
     found = (rule for start, rule in ELSEWHERE.items() if f"{path}/".startswith(f"{start}/"))
     return next((f"; {rule}" for rule in found), "")

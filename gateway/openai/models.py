@@ -30,6 +30,8 @@ async def list_models(api: Api, exchange: HttpExchange, _body: None) -> None:
 
 async def get_model(api: Api, exchange: HttpExchange, _body: None) -> None:
     name = exchange.path["name"]
+    if not name:
+        raise NotFound("model ''", "the path is /v1/models")
     if name != api.generation_service.card.name:
         raise NotFound(f"model {name[:128]!r}")
     await exchange.send_json(200, _model(api))

@@ -1,5 +1,6 @@
 """Judge what a request says of tools: those to be called, and the calls of earlier turns. Pure."""
 
+import json
 import re
 from collections.abc import Sequence
 from itertools import chain
@@ -22,6 +23,7 @@ TOOL_NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 # takes as long as one of a body. What stands in its strings counts, too.
 MARKS: Final = ",[{"
 MARKS_MAX: Final = 1 << 18
+BEYOND: Final = "must have no number beyond 1.8e308"
 
 
 def check(request: GenerationRequest) -> None:
@@ -117,9 +119,14 @@ def _check_name(field: str, name: str) -> None:
 
 def _json(field: str, text: str) -> object:
     try:
-        return from_json(text, allow_inf_nan=False)
+        value = from_json(text, allow_inf_nan=False)
     except ValueError as error:
         raise InvalidRequest(field, f"must be JSON: {str(error)[:200]}") from None
+    try:
+        json.dumps(value, allow_nan=False)
+    except ValueError:
+        raise InvalidRequest(field, BEYOND) from None
+    return value
 
 
 def _object(field: str, text: str) -> dict[str, Any]:

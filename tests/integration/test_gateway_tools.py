@@ -280,6 +280,10 @@ async def test_wrong_tools_are_refused_by_the_name_of_the_field(
             }
             field = "messages.1.tool_calls.1.function.arguments"
             wrong.append(({"messages": [*ASK, turn]}, field, "JSON"))
+        function = {"name": "clock", "arguments": '{"a": [1e999]}'}
+        turn = {"role": "assistant", "tool_calls": [call | {"function": function}]}
+        field = "messages.1.tool_calls.0.function.arguments"
+        wrong.append(({"messages": [*ASK, turn]}, field, "no number beyond 1.8e308"))
         untold = {"role": "tool", "content": "x"}
         rule = "must be given"
         wrong.append(({"messages": [untold]}, "messages.0.tool_call_id", rule))

@@ -299,3 +299,20 @@ def test_a_gateway_that_dies_in_mid_stream(another_door: Callable[..., Door]) ->
         with pytest.raises(openai.APIConnectionError):
             for _ in stream:
                 pass
+
+
+@pytest.mark.parametrize(
+    ("asked", "right"),
+    [
+        ("/v1/models/", "/v1/models"),
+        ("//v1//models//", "/v1/models"),
+        ("/v1/v1/models", "/v1/models"),
+        ("/v1/responses/resp_1/", "/v1/responses/resp_1"),
+        ("/v1/nothing/", ""),
+    ],
+)
+def test_a_path_that_is_a_slip_away_is_named(client: OpenAI, asked: str, right: str) -> None:
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.get(str(client.base_url.join(client.base_url.copy_with(path=asked))), cast_to=object)
+    message = caught.value.body["message"]  # type: ignore[index]
+    assert message.endswith(f" the path is {right}" if right else "Not Found")
