@@ -226,6 +226,18 @@ def test_a_gateway_may_be_away_for_a_day() -> None:
     assert set(waits_s[10:]) == {WAIT_S_MAX}
 
 
+async def test_a_port_of_http_is_told_in_a_sentence() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 404 Not Found\r\n\r\n")
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(UnavailableError, match="this port speaks HTTP/1"):
+            await complete_async(f"127.0.0.1:{port}", resume_s=0.2)
+
+
 async def test_nobody_there() -> None:
     with HeldPort() as held, pytest.raises(UnavailableError):
         await complete_async(held.address, resume_s=0.2)
