@@ -33,6 +33,12 @@ def cause_of(log: str) -> str:
     return _logged_error(log) or _last_line(log)
 
 
+def last_words(log: str) -> str:
+    """What a library said that ended the process: it does not log as services do; "": nothing."""
+    last = next((line.strip() for line in reversed(log.splitlines()) if line.strip()), "")
+    return last[:LINE_CHARS_MAX] if _entry(last) is None else ""
+
+
 def fix_of(cause: str) -> str:
     """What to do about a cause, "" when the cause already says it or nobody knows."""
     return next((fix for pattern, fix in FIXES if re.search(pattern, cause)), "")

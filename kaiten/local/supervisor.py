@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from kaiten.local.child import Child, ChildDied, ChildSpec, exit_text
-from kaiten.local.log_reading import cause_of, fix_of
+from kaiten.local.log_reading import cause_of, fix_of, last_words
 from kaiten.local.stack import Stack
 from kaiten.start_error import StartError
 from kaiten.waits import doubled_s
@@ -171,7 +171,10 @@ class Supervisor:
 def death_of(child: Child) -> str:
     """How it ended, and what its log says about that, if it could."""
     how = exit_text(child.exit_code)
-    cause = cause_of(child.log_text()) if (child.exit_code or 0) > 0 else ""
+    code = child.exit_code or 0
+    cause = cause_of(child.log_text()) if code > 0 else ""
+    if code == -signal.SIGABRT:
+        cause = last_words(child.log_text())
     told = f"{how}: {cause}" if cause else how
     folder = child.spec.log_path.parent
     return f"{told}; the disk of {folder} is full" if is_full(folder) else told

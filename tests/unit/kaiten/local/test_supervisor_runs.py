@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -199,6 +200,27 @@ def test_a_death_names_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.M
     assert death_of(child) == f"exit code None; the disk of {tmp_path} is full"
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 20))
     assert death_of(child) == "exit code None"
+
+
+@pytest.mark.parametrize(
+    ("log", "told"),
+    [
+        (
+            "terminate called …\n  what():  std::bad_alloc\n",
+            "signal SIGABRT: what():  std::bad_alloc",
+        ),
+        ('free(): invalid\n{"event": "worker.ready"}\n', "signal SIGABRT"),
+        ("", "signal SIGABRT"),
+    ],
+)
+def test_what_a_process_says_that_aborts(log: str, told: str, tmp_path: Path) -> None:
+    child = Child(
+        ChildSpec(name="a", command=(), log_path=tmp_path / "a.log", is_ready=asyncio.Future)
+    )
+    child.spec.log_path.write_text(log)
+    aborted: Any = SimpleNamespace(pid=1, returncode=-signal.SIGABRT)
+    child._process = aborted
+    assert death_of(child) == told
 
 
 def test_whom_its_terminal_leaves_goes_on_under_nohup_and_stops_in_order(start: Start) -> None:
