@@ -86,7 +86,7 @@ def test_top_in_a_terminal(whole_stack: WholeStack, tmp_path: Path) -> None:
     subprocess.run(begun, cwd=ROOT, check=True)
     try:
         wait_until(lambda: f"/{SLOTS} running" in screen(), "the cell is drawn")
-        assert f"/{SLOTS} " in screen().partition("running")[2], "and its worker"
+        wait_until(lambda: f"/{SLOTS} " in screen().partition("running")[2], "and its worker")
         subprocess.run([*tmux, "send-keys", "-t", "top", "b"], check=True)
         wait_until(lambda: "· free" in screen(), "the KV map is drawn")
         subprocess.run([*tmux, "send-keys", "-t", "top", "q"], check=True)

@@ -160,7 +160,7 @@ def worded(name: str, body: dict[str, Any], error: KaitenError) -> bool:
         return True
     if re.match(r"[a-z_]+: needs messages$", text):
         return not body.get("messages")
-    others = {name for name in OTHER_NAMES if body.get(name)}
+    others = {name for name in OTHER_NAMES if body.get(name) not in (None, False)}
     if others and re.match(r"[a-z_.]+: (must not be given together|ends the output)", text):
         return True
     return any(text.startswith(start) and there for start, there in described.items())
