@@ -102,7 +102,13 @@ class Connection(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         if len(self.conn.trailing_data[0]) > self._limits.headers_bytes_max:
             msg = f"headers: at most {self._limits.headers_bytes_max} bytes"
-        super().send_400_response(msg)
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.abort()
+        if self.cycle is not None:
+            # Who answers a request whose body is wrong has nobody to answer any more.
+            self.cycle.disconnected = True
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

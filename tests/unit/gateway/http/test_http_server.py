@@ -192,6 +192,25 @@ async def test_a_body_that_comes_has_more_time_the_more_of_it_there_is(
     await server.stop()
 
 
+@pytest.mark.parametrize("comes_later", [False, True])
+async def test_a_body_that_is_none_is_no_fault_of_the_server(
+    comes_later: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Though nobody reads it: anybody could fill the log with traces."""
+    head = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    async with listening(ConnectionLimits()) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(head if comes_later else head + b"no size\r\n")
+        first = await asyncio.wait_for(reader.readline(), 60)
+        assert first.split()[1] == (b"200" if comes_later else b"400")
+        if comes_later:
+            writer.write(b"no size\r\n")
+        with suppress(ConnectionResetError):
+            await asyncio.wait_for(reader.read(), 60)
+        writer.close()
+    assert not [each for each in caplog.records if each.levelname == "ERROR"]
+
+
 @pytest.mark.parametrize("answers_first", [False, True])
 async def test_a_body_of_crumbs_is_sent_away(answers_first: bool) -> None:
     """A quarter of a megabyte of them held everybody up for a second."""
