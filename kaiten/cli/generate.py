@@ -13,19 +13,26 @@ from kaiten.client.request import GenerateOptions
 
 
 def prompt_of(prompt: str | None, file: Path | None) -> str:
-    """What is to be continued. ValueError: it is nowhere, in two places, or no text."""
+    """What is to be continued; without the line end that `echo` and editors put behind a text.
+
+    ValueError: it is nowhere, in two places, or no text.
+    """
     if prompt is not None and file is not None:
         raise ValueError("give a prompt or --file, not both")
     if file is not None:
-        return _text_of("--file", file)
+        return _without_end(_text_of("--file", file))
     if prompt is None and not sys.stdin.isatty():
         try:
-            return sys.stdin.buffer.read().decode()
+            return _without_end(sys.stdin.buffer.read().decode())
         except UnicodeDecodeError as error:
             raise ValueError(f"standard input is not UTF-8: {error.reason}") from error
     if prompt is None:
         raise ValueError("PROMPT is missing: a text, a pipe into standard input, or --file")
     return prompt
+
+
+def _without_end(text: str) -> str:
+    return text.removesuffix("\n").removesuffix("\r")
 
 
 def structured_of(

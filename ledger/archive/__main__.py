@@ -74,7 +74,7 @@ def check(*folders: Folders) -> int:
     for problem in verify(found):
         is_well &= problem.is_told
         sys.stdout.write(f"{problem.path}: {problem.what}\n")
-    sys.stdout.write(f"{len(segments(found))} segments were read\n")
+    sys.stdout.write(f"segments read: {len(segments(found))}\n")
     return int(not is_well)
 
 

@@ -489,7 +489,7 @@ def test_the_command_lists_shows_and_verifies(
     times = ("--since", "1970-01-01T00:01:42Z", "--until", "1970-01-01T00:01:43Z")
     code, lines = said_by(capsys, "cat", str(tmp_path), *times)
     assert sum('"record"' in line for line in lines) == 1
-    assert said_by(capsys, "verify", str(tmp_path)) == (0, ["1 segments were read"])
+    assert said_by(capsys, "verify", str(tmp_path)) == (0, ["segments read: 1"])
     (segment,) = segments([tmp_path])
     os.truncate(segment.path, segment.path.stat().st_size - 1)
     code, lines = said_by(capsys, "verify", str(tmp_path))

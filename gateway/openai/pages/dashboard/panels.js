@@ -71,7 +71,7 @@ function showQueue(story, frame, isArchive, waiting) {
       why: (sequence?.place?.state === "preempted" ? "preempted; " : "") + whyWaits(frame, id)};
   });
   fill($("queue"), () => told.length ? told.map((row) => element("tr", {}, requestCell(story, row.id, row.sequence), cell(row.tokens, true), cell(row.wait, true), cell(row.why)))
-    : [element("tr", {}, element("td", {colSpan: 4, className: "dim", textContent: isArchive ? "the archive says how many waited, not who" : "everybody who asked is in the batch"}))],
+    : [element("tr", {}, element("td", {colSpan: 4, className: "dim", textContent: isArchive ? "the archive says how many waited, not who" : "nobody waits"}))],
     JSON.stringify([isArchive, told.map((row) => [row.id, row.wait, row.why])]));
 }
 function showRunning(story, frame, workerId, isArchive) {

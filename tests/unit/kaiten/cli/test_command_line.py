@@ -409,11 +409,11 @@ async def test_what_is_no_prompt(ask: Ask, words: list[str], stdin: str, hint: s
 @pytest.mark.parametrize("words", [[], ["--file", "FILE"]])
 async def test_a_prompt_from_elsewhere(ask: Ask, words: list[str], tmp_path: Path) -> None:
     file = tmp_path / "prompt"
-    file.write_text("Say é:\n")
+    file.write_text("Say é:\n\n")
     whole = [accepted(), delta(0, "Hi"), finished(2), done(2)]
     async with ScriptedGateway(whole) as gateway:
         given = [str(file) if word == "FILE" else word for word in words]
-        stdin = "" if "FILE" in words else "Say é:\n"
+        stdin = "" if "FILE" in words else "Say é:\n\n"
         code, said = await ask(gateway, "generate", *given, stdin=stdin)
         (request,) = gateway.calls
     assert (code, said, request.text) == (0, "Hi ", "Say é:\n")
