@@ -172,9 +172,7 @@ def run(
 
 @app.command(group=USE)
 def generate(
-    prompt: Annotated[
-        str | None, Parameter(help="a text; none: standard input, less its last line end")
-    ] = None,
+    prompt: Annotated[str | None, Parameter(help="a text; none: standard input")] = None,
     /,
     *,
     file: Annotated[Path | None, Parameter(help="the prompt is in this file")] = None,
