@@ -155,11 +155,11 @@ inline void halves_of_step(Source& source, int i, VF (&first)[kColumns], VF (&se
 // Codes are exact in float32, too: they need not become pairs before.
 inline void halves_of_step(Bringing<bf16, int8_t, false>& source, int, VF (&first)[kColumns], VF (&second)[kColumns]) {
   KAITEN_UNROLL_WIDE for (int c = 0; c < kColumns; ++c) {
-    VH codes;
+    int16_t codes __attribute__((vector_size(2 * W)));
     std::memcpy(&codes, source.at + 2 * c * W, sizeof codes);
-    const VU lanes = widen_lanes(codes);
-    first[c] = __builtin_convertvector((VI)(lanes << 24) >> 24, VF);
-    second[c] = __builtin_convertvector((VI)(lanes << 16) >> 24, VF);
+    const VI lanes = __builtin_convertvector(codes, VI);
+    first[c] = __builtin_convertvector((VI)((VU)lanes << 24) >> 24, VF);
+    second[c] = __builtin_convertvector(lanes >> 8, VF);
   }
   source.at += 2 * kPanel;
 }
