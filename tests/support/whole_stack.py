@@ -27,7 +27,7 @@ from ledger import Ledger
 from tests.support.answers import POLL_S_MAX, REST_OF_WAIT
 from tests.support.cluster import SCHEDULER_FLAGS, Flags, argv_of
 from tests.support.processes import GATEWAY, SCHEDULER, WORKER, ServiceProcess
-from tests.support.store_server import StoreServer
+from tests.support.store_server import StoreServer, store_folder
 
 MODEL = "mini"
 WAIT_S = 60.0
@@ -95,8 +95,8 @@ class WholeStack:
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
-        self.store = StoreServer(folder / "store")
         self._held = ExitStack()
+        self.store = StoreServer(self._held.enter_context(store_folder(folder / "store")))
         scheduler, worker = self.hold_port(), self.hold_port()
         self.scheduler_address, self.worker_address = scheduler.address, worker.address
         flags: Flags = {
