@@ -149,7 +149,7 @@ def worded(name: str, body: dict[str, Any], error: KaitenError) -> bool:
         "response_format: must not be given": body.get("structured_outputs") is not None,
         # Any number is a token's id, to JSON schema.
         "logit_bias: token ids must be in": body.get("logit_bias"),
-        "tool_choice: needs tools": body.get("tool_choice") == "required",
+        "tool_choice: needs tools": body.get("tool_choice"),
         "tool_choice: must name one of tools": body.get("tool_choice"),
         "tool_choice.allowed_tools.tools: must name one of tools": body.get("tool_choice"),
     }
