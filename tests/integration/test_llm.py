@@ -203,8 +203,8 @@ def _told_by(program: str) -> Any:
     """What a program prints that has an `llm`; it says nothing else, and ends well."""
     begin = """
 import gc, json, os, psutil, signal, sys, threading
-# gRPC says so whenever a program with threads forks.
-os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+# gRPC says so whenever a program with threads forks, and now and then of a connection that ends.
+os.environ |= {"GRPC_ENABLE_FORK_SUPPORT": "0", "GRPC_VERBOSITY": "NONE"}
 from kaiten import LLM
 gc.disable()
 llm = LLM(threads=1, step_tokens=512, progress=False)

@@ -24,7 +24,7 @@ from tests.support.answers import until
 from tests.support.served import WAIT_S
 
 HELD_FROM, TOKENS, STREAMS = 20, 40, 4
-HUNG_S = 1.0
+HUNG_S = 3.0
 
 
 class Told:
@@ -110,10 +110,14 @@ async def test_a_step_that_hangs_is_told_ended_and_not_seen_by_clients(tmp_path:
                 await until(says_so, "a worker that says that it hangs")
                 await until(lambda: told.died_why, "its end")
             results = await asyncio.wait_for(disturbed, WAIT_S)
+            # It serves before the supervisor has looked.
+            await until(
+                lambda: told.were_ready.count("worker-0") > len(told.died_why), "its readiness"
+            )
         finally:
             supervisor.stop()
             await running
     assert [result.choices for result in results] == [each.choices for each in undisturbed]
-    ((name, why),) = told.died_why
-    assert (name, why.startswith("hung: no answer for ")) == ("worker-0", True)
-    assert told.were_ready.count("worker-0") == 2
+    # On a machine that is busy a step that nobody holds may take as long, too.
+    for name, why in told.died_why:
+        assert (name, why.startswith("hung: no answer for ")) == ("worker-0", True), why
