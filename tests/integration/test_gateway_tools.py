@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from kaiten.v1 import inference_service_pb2 as pb
-from tests.support.gateway_stack import MODEL, until
+from tests.support.gateway_stack import MODEL, Stack, until
 from tests.support.tokenizers import token_id
 from tests.support.tool_models import (
     ASK,
@@ -338,6 +338,30 @@ STRICT: Any = json.loads(json.dumps(WEATHER))
 STRICT["function"]["strict"] = True
 
 
+async def grammar_of(stack: Stack, **fields: Any) -> str:
+    """What its calls are held by."""
+    await stack.gateway.openai.chat.completions.create(model=MODEL, messages=ASK, **fields)
+    return str(stack.scheduler.submits[-1].sampling.grammar)
+
+
+async def test_of_allowed_tools_a_grammar_knows_no_others(
+    tmp_path: Path, redis_url: str, cell: str
+) -> None:
+    allowed: Any = {"type": "allowed_tools"}
+    async with speaking("qwen3", tmp_path, redis_url, cell) as stack:
+        stack.says("Hm.")
+        for mode in ("auto", "required"):
+            only = [{"type": "function", "function": {"name": "clock"}}]
+            allowed["allowed_tools"] = {"mode": mode, "tools": only}
+            held = await grammar_of(stack, tools=TOOLS, tool_choice=allowed)
+            assert "clock" in held
+            assert "get_weather" not in held
+            assert ("TEXT" in held) is (mode == "auto")
+        # Nothing is left to be kept to.
+        allowed["allowed_tools"] = {"mode": "auto", "tools": TOOLS}
+        assert not await grammar_of(stack, tools=TOOLS, tool_choice=allowed)
+
+
 async def test_strict_calls_are_held_by_a_grammar_or_refused(
     tmp_path: Path, redis_url: str, cell: str
 ) -> None:
@@ -345,34 +369,18 @@ async def test_strict_calls_are_held_by_a_grammar_or_refused(
     async with speaking("qwen3", tmp_path, redis_url, cell) as stack:
         stack.says("Hm.")
         chat = stack.gateway.openai.chat.completions
-
-        async def grammar_of(**fields: Any) -> str:
-            await chat.create(model=MODEL, messages=ASK, **fields)
-            return str(stack.scheduler.submits[-1].sampling.grammar)
-
-        assert not await grammar_of(tools=TOOLS)
-        held = await grammar_of(tools=[STRICT, CLOCK])
+        assert not await grammar_of(stack, tools=TOOLS)
+        held = await grammar_of(stack, tools=[STRICT, CLOCK])
         assert "city" in held
         assert "TEXT" in held
-        both = await grammar_of(tools=TOOLS, response_format=schema)
+        both = await grammar_of(stack, tools=TOOLS, response_format=schema)
         assert "get_weather" in both
         assert '"enum": ["no"]' in both
         # Said by other keywords, as it would be alone.
         either = {"oneOf": [{"const": "now"}, {"const": "then"}]}
         when: Any = {"type": "object", "properties": {"when": either}}
         ask_when = {"type": "function", "function": {"name": "ask", "parameters": when}}
-        assert "then" in await grammar_of(tools=[ask_when], tool_choice="required")
-        names: list[Any] = [{"type": "function", "function": {"name": "clock"}}]
-        for mode in ("auto", "required"):
-            allowed: Any = {"type": "allowed_tools", "allowed_tools": {"mode": mode}}
-            allowed["allowed_tools"]["tools"] = names
-            held = await grammar_of(tools=TOOLS, tool_choice=allowed)
-            assert "clock" in held
-            assert "get_weather" not in held
-            assert ("TEXT" in held) is (mode == "auto")
-        # Nothing is left to be kept to.
-        allowed["allowed_tools"] = {"mode": "auto", "tools": TOOLS}
-        assert not await grammar_of(tools=TOOLS, tool_choice=allowed)
+        assert "then" in await grammar_of(stack, tools=[ask_when], tool_choice="required")
         broken = json.loads(json.dumps(BROKEN))
         broken["function"]["strict"] = True
         lark = {"structured_outputs": {"grammar": 'start: "a"'}}

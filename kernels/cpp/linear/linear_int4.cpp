@@ -33,7 +33,8 @@ inline VU load_lanes(const uint16_t* p) {
 }
 
 // The places that a code is shifted to, from bit 8 on of a lane: where one instruction takes and adds, a second one saves
-// shifts. What is added there, as a number and as a float32's bits: not so much that 16 bits times a scale's 8 were not exact.
+// shifts. What is added there, as a number and as a float32's bits, is not so much that 16 bits times a scale's 8 were not
+// exact; of scales from 2^112 on it is no number any more.
 constexpr int kPlaces = KAITEN_AVX512 ? 2 : 1, kPlaceBit = 8;
 constexpr float kAdded[] = {32768.0f, 2048.0f};
 constexpr uint32_t kAddedBits[] = {0x47000000, 0x45000000};
