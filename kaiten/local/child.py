@@ -200,7 +200,10 @@ class Child:
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process is not None and self._process.returncode is None:
-            self._process.send_signal(number)
+            # Popen's own looks first whether it has ended, and takes the exit code from asyncio,
+            # which waits for it: that says 255 then, and a warning to whoever runs us.
+            with suppress(ProcessLookupError):
+                os.kill(self._process.pid, number)
 
 
 def exit_text(code: int | None) -> str:

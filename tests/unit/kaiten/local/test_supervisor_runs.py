@@ -191,6 +191,23 @@ def test_who_cannot_be_started_is_told_in_a_sentence(start: Start, tmp_path: Pat
     assert left_alive(run) == []
 
 
+async def test_an_exit_code_is_left_to_who_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that ended between two signals was told with exit code 255."""
+
+    def poll(_process: object) -> None:
+        raise AssertionError("who polls takes it")
+
+    monkeypatch.setattr(subprocess.Popen, "poll", poll)
+    command = (sys.executable, "-c", "import time; time.sleep(600)")
+    log = tmp_path / "a.log"
+    child = Child(ChildSpec(name="a", command=command, log_path=log, is_ready=asyncio.Future))
+    await child.spawn()
+    assert await child.stop()
+    assert child.exit_code == -signal.SIGTERM
+
+
 def test_a_death_names_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who finds no room for its files has none for its last words."""
     child = Child(
