@@ -7,7 +7,7 @@ from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from tests.support.store_server import StoreServer
@@ -28,8 +28,8 @@ pytest_plugins = ("tests.support.reporting", "tests.support.order")
 
 _cells = itertools.count()
 
-# How long an example takes says more about the machine than about the code.
-settings.register_profile("kaiten", deadline=None)
+# How long an example takes, or to draw one, says more about the machine than about the code.
+settings.register_profile("kaiten", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("kaiten")
 
 

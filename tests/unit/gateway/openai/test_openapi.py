@@ -276,15 +276,11 @@ def check_naming(name: str, body: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", BODIES)
 def test_the_validator_takes_exactly_what_the_document_allows(name: str) -> None:
-    seen = {True: 0, False: 0}
-
     @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
     @given(bodies(name))
     def agree(body: dict[str, Any]) -> None:
         error = judge(name, body)
-        is_allowed = is_valid(DOCUMENT, SCHEMAS[name], body)
-        seen[is_allowed] += 1
-        if is_allowed:
+        if is_valid(DOCUMENT, SCHEMAS[name], body):
             assert error is None or worded(name, body, error), (body, str(error))
             return
         if not is_shadowed(name, body):
@@ -295,7 +291,26 @@ def test_the_validator_takes_exactly_what_the_document_allows(name: str) -> None
         check_naming(name, body)
 
     agree()
-    assert min(seen.values()) >= 30, seen
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_the_bodies_are_some_right_and_some_wrong(name: str) -> None:
+    allowed: list[bool] = []
+
+    # The same ones each time: a share of free draws is below any bound some day.
+    @settings(
+        max_examples=100,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(bodies(name))
+    def look(body: dict[str, Any]) -> None:
+        allowed.append(is_valid(DOCUMENT, SCHEMAS[name], body))
+
+    look()
+    assert 10 <= sum(allowed) <= 90
 
 
 def edges(schema: Schema) -> Iterator[Any]:

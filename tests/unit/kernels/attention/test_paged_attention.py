@@ -68,9 +68,7 @@ def test_odd_blocks_and_wide_heads(
     assert excess_of(case) <= 1.0
 
 
-@settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     rows=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 40)), min_size=1, max_size=6),
     block_size=st.sampled_from([4, 16]),
@@ -123,9 +121,7 @@ def test_bits_do_not_depend_on_chunks(
 
 
 # Splits of 512 positions are items of their own for few queries, else one after another in one.
-@settings(
-    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     done=st.sampled_from([0, 5, 500, 1020, 1030]),
     count=st.integers(2, 70),
@@ -197,9 +193,7 @@ def test_scores_are_capped(
 
 
 @pytest.mark.parametrize("path", ["native"], indirect=True)
-@settings(
-    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     done=st.sampled_from([0, 5, 500, 1020, 1030]),
     count=st.integers(2, 70),

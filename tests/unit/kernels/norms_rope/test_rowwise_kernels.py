@@ -12,9 +12,7 @@ from kernels.norms_rope.rope import rope, rope_table
 from tests.support.tolerances import Exact, gamma, gelu_mul_exact, rms_norm_exact, silu_mul_exact
 
 DTYPES = [torch.float32, torch.bfloat16]
-LOOSE = settings(
-    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+LOOSE = settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @LOOSE

@@ -183,7 +183,7 @@ FILTERS = st.fixed_dictionaries(
     max_examples=60,
     deadline=None,
     derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=list(HealthCheck),
 )
 @given(options=FILTERS, vocab=st.integers(1, 700), scale=st.sampled_from([0.0, 1.0, 8.0]))
 def test_both_paths_agree(path: str, options: dict[str, float], vocab: int, scale: float) -> None:
