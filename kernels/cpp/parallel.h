@@ -89,12 +89,12 @@ void for_each_item(int64_t count, bool is_worth_threads, const F& work) {
   });
 }
 
-// Calls work(begin, end) for runs that make up [0, count), each on whichever thread is free.
+// Calls work(begin, end) for runs that make up [0, count): of the first the first thread has more, of the last the last.
 template <class F>
 void for_each_run(int64_t count, int64_t runs_per_thread, bool is_worth_threads, const F& work) {
   const int64_t threads = is_worth_threads ? threads_max : 1;
   const int64_t runs = threads == 1 ? std::min<int64_t>(1, count) : std::min(count, threads * runs_per_thread);
-  for_each_item(runs, threads > 1, [&](int64_t i) { work(count * i / runs, count * (i + 1) / runs); });
+  for_each_ahead(runs, threads > 1, [&](int64_t i, int64_t, bool) { work(count * i / runs, count * (i + 1) / runs); });
 }
 
 }  // namespace kaiten

@@ -384,22 +384,26 @@ inline Linear rows_of(const Linear& a, int64_t first, int64_t end) {
 }
 
 // Calls multiply(own, part, panel, next, is_new) for all panels against all rows; `own` is what begin() gave a thread. Every
-// panel reads all of x, so of more than stays in a core's own cache a block comes after the other. Many rows of a block are
-// cut in parts of about kPartRows, one after the other against the same panel, so that no thread waits long for another's last.
+// panel reads all of x, so of more than stays in a core's own cache a block comes after the other. Of many rows each thread
+// has blocks of its own, and so do for_rows: what an operator wrote is in the cache of the core that reads it next (a chunk
+// of 512 of a 128M model 60.3 ms, so 55.8; in float32 322 and 308: two threads, Sapphire Rapids, 2026-11-27). Rows of a block
+// are cut in parts of about kPartRows, one after the other against the same panel, so that no thread waits long for another's
+// last.
 template <class Begin, class F>
-void for_each_part(const Linear& given, const Begin& begin, const F& multiply) {
-  const int64_t x_bytes = given.in * int64_t(given.is_bf16 ? sizeof(Factor<bf16>) : sizeof(float));
-  const int64_t most = std::max(kPartRows, kBlockBytes / x_bytes), blocks = (given.rows + most - 1) / most;
-  for (int64_t block = 0; block < blocks; ++block) {
-    const Linear a = rows_of(given, given.rows * block / blocks, given.rows * (block + 1) / blocks);
-    const int64_t parts = std::max<int64_t>(1, (a.rows + kPartRows / 2) / kPartRows);
-    const bool is_worth_threads = a.rows * a.in * a.out > kSerialFlops;
-    for_each_ahead(panels_of(a.out) * parts, is_worth_threads, begin, [&](auto& own, int64_t i, int64_t next, bool is_new) {
-      const int64_t panel = i / parts, following = next < 0 ? -1 : next / parts;
-      const Linear part = rows_of(a, a.rows * (i % parts) / parts, a.rows * (i % parts + 1) / parts);
-      multiply(own, part, panel, following == panel ? -1 : following, is_new);
-    });
-  }
+void for_each_part(const Linear& a, const Begin& begin, const F& multiply) {
+  if (a.rows == 0) return;
+  const int64_t x_bytes = a.in * int64_t(a.is_bf16 ? sizeof(Factor<bf16>) : sizeof(float)), panels = panels_of(a.out);
+  const int64_t most = std::max(kPartRows, kBlockBytes / x_bytes), least = (a.rows + most - 1) / most;
+  const bool is_worth_threads = a.rows * a.in * a.out > kSerialFlops;
+  const int64_t owners = is_worth_threads ? std::clamp<int64_t>(a.rows / kPartRows, 1, threads_max) : 1;
+  const int64_t blocks = (least + owners - 1) / owners * owners;
+  const int64_t parts = std::max<int64_t>(1, (a.rows / blocks + kPartRows / 2) / kPartRows), all = blocks * parts;
+  for_each_ahead(all * panels, is_worth_threads, begin, [&](auto& own, int64_t i, int64_t next, bool is_new) {
+    const int64_t panel = i / parts % panels, following = next < 0 ? -1 : next / parts % panels;
+    const int64_t part = i / (parts * panels) * parts + i % parts;
+    const Linear rows = rows_of(a, a.rows * part / all, a.rows * (part + 1) / all);
+    multiply(own, rows, panel, following == panel ? -1 : following, is_new);
+  });
 }
 
 template <class F>
