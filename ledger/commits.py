@@ -5,6 +5,8 @@ election.
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
+from google.protobuf.message import DecodeError
+
 from kaiten.v1.ledger_pb2 import (
     FoldedTokens,
     InboxRecord,
@@ -99,12 +101,16 @@ def _refuse(reply: Sequence[Any], leader: Leader, doing: str) -> None:
 
 def _entry(entry_id: bytes, fields: Sequence[bytes], read_ns: int = 0) -> InboxEntry:
     named = dict(zip(fields[::2], fields[1::2], strict=True))
-    record = InboxRecord.FromString(named[b"r"])
+    try:
+        record = InboxRecord.FromString(named[b"r"])
+    except DecodeError:
+        record = InboxRecord()
     kind = record.WhichOneof("record")
     return InboxEntry(
         entry_id=entry_id.decode(),
         sequence_id=int(named[b"s"]),
         record=record.submit if kind == "submit" else record.cancel,
+        is_known=kind is not None,
         read_ns=read_ns,
     )
 
@@ -241,7 +247,8 @@ class Commits:
             raise Fenced(f"recover refused: epoch {leader.epoch} no longer leads")
         self._folded = (leader.epoch, int(lease[3]))
         return Recovered(
-            entries=tuple(entries),
+            entries=tuple(entry for entry in entries if entry.is_known),
+            unknown=tuple(entry for entry in entries if not entry.is_known),
             tokens=outputs.tokens,
             folded_counts=folded_counts,
             finished={**ended, **outputs.finished},

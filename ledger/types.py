@@ -205,6 +205,9 @@ class InboxEntry:
     entry_id: str
     sequence_id: int
     record: InboxRecordValue
+    # False: it is of a kind that only another version knows, or no record at all, and reads as
+    # empty. It stays for a leader that knows it.
+    is_known: bool = True
     # The store's clock when the entry was read; 0: not asked. The entry's id has it as it was then.
     read_ns: int = 0
 
@@ -236,6 +239,8 @@ class Recovered:
     """Everything a new leader needs: each live request with its committed tokens."""
 
     entries: tuple[InboxEntry, ...]
+    # Not among them.
+    unknown: tuple[InboxEntry, ...] = ()
     tokens: Mapping[int, FoldedTokens]
     # How many of them are folded already; the rest is only in the journal.
     folded_counts: Mapping[int, int]

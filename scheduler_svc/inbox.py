@@ -3,14 +3,18 @@
 from collections.abc import AsyncIterator, Set
 from typing import Final
 
+import structlog
+
 from kaiten.v1.ledger_pb2 import SubmitRecord
-from ledger import InboxEntry, Ledger, StoreLost
+from ledger import InboxEntry, Ledger, Recovered, StoreLost
 from scheduler_svc.commit_queue import CommitQueue
 from scheduler_svc.core.types import SequenceId
 from scheduler_svc.request_book import RequestBook
 from scheduler_svc.wire import entry_time_ns
 from service_kit.clock import Clock
 from service_kit.errors import Unavailable
+
+log = structlog.get_logger()
 
 BLOCK_MS: Final = 1_000
 ENTRIES_MAX: Final = 256
@@ -19,21 +23,23 @@ START: Final = "0-0"
 
 
 class Inbox:
-    """Of one leadership, which has recovered everything up to `cursor`."""
+    """Of one leadership, behind what it has recovered."""
 
     def __init__(
         self,
         ledger: Ledger,
-        cursor: str,
+        recovered: Recovered,
         clock: Clock,
         requests: RequestBook,
         commits: CommitQueue,
     ) -> None:
-        self._ledger, self._cursor, self._clock = ledger, cursor, clock
+        self._ledger, self._cursor, self._clock = ledger, recovered.cursor, clock
         self._requests, self._commits = requests, commits
         self._moved_ns = clock.monotonic_ns()
         # Submits that are not told again.
         self._taken_in: Set[SequenceId] = frozenset()
+        for entry in recovered.unknown:
+            _pass_over(entry)
 
     async def entries(self) -> AsyncIterator[InboxEntry]:
         """Without an end. Raises StoreLost; waits for a store that is away."""
@@ -54,6 +60,9 @@ class Inbox:
             was_away = False
             for entry in entries:
                 self._move(entry.entry_id)
+                if not entry.is_known:
+                    _pass_over(entry)
+                    continue
                 is_submit = isinstance(entry.record, SubmitRecord)
                 if not (is_submit and entry.sequence_id in self._taken_in):
                     yield entry
@@ -74,3 +83,8 @@ class Inbox:
 
     def _move(self, cursor: str) -> None:
         self._cursor, self._moved_ns = cursor, self._clock.monotonic_ns()
+
+
+def _pass_over(entry: InboxEntry) -> None:
+    why = "of a kind that this version does not know: it stays for a leader that does"
+    log.error("inbox.unknown", entry=entry.entry_id, sequence_id=entry.sequence_id, reason=why)

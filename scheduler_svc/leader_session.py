@@ -147,9 +147,7 @@ class LeaderSession:
                 self.tell(cancel_from_proto(entry.record))
         if before.HasField("handover"):
             self.tell(handed_over_from_proto(before.handover))
-        self._inbox = Inbox(
-            self._ledger, recovered.cursor, self._clock, self._requests, self._commits
-        )
+        self._inbox = Inbox(self._ledger, recovered, self._clock, self._requests, self._commits)
         log.info("leadership.started", epoch=self.leader.epoch, resumed=self.core.live_count)
 
     async def run(self) -> None:

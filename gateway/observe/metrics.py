@@ -199,7 +199,9 @@ def _seconds(meter: Meter, name: str, bounds: Sequence[float], what: str) -> His
 
 def _outcome(reasons: Sequence[FinishReason], error: BaseException | None, *, goes_on: bool) -> str:
     if reasons:
-        return next(name for reason, name in GRAVEST_FIRST.items() if reason in reasons)
+        # One that only a later version knows is no answer either.
+        known = (name for reason, name in GRAVEST_FIRST.items() if reason in reasons)
+        return next(known, GRAVEST_FIRST[FinishReason.FINISH_REASON_ERROR])
     if isinstance(error, DeadlineExceeded):
         return GRAVEST_FIRST[FinishReason.FINISH_REASON_DEADLINE_EXCEEDED]
     if isinstance(error, KaitenError):

@@ -264,4 +264,6 @@ def _first_token_us(done: Done) -> int:
 
 
 def _name(reason: FinishReason) -> str:
-    return FinishReason.Name(reason).removeprefix("FINISH_REASON_").lower()
+    # A later version may know more of them.
+    known = reason in FinishReason.values()
+    return FinishReason.Name(reason).removeprefix("FINISH_REASON_").lower() if known else "unknown"

@@ -82,6 +82,31 @@ async def test_a_damaged_sequence_ends_its_request_and_no_other(
         assert (waiting.sequence_id, waiting.tokens[-2:]) == (whole.sequence_id, [5, 7])
 
 
+async def test_a_record_that_only_another_version_knows_is_passed_over_and_said(
+    ledger: Ledger, redis_url: str, cell: str
+) -> None:
+    """Field 19, empty; and what is no record at all."""
+    await ledger.check()
+    async with redis.asyncio.from_url(redis_url) as store:
+        for record in (b"\x9a\x01\x00", b"\xff"):
+            await store.xadd(ledger.keys.inbox, {"s": "3", "r": record})
+        before = await ledger.submit(submit_record("t:before"), b"h")
+        with capture_logs() as logs:
+            async with serving(redis_url, cell) as process:
+                await until(lambda: process._servicer.session is not None, "a leader")
+                session = process._servicer.session
+                assert session is not None
+                await store.xadd(ledger.keys.inbox, {"s": "3", "r": b"\x9a\x01\x00"})
+                after = await ledger.submit(submit_record("t:after"), b"h")
+                await until(lambda: len(session.core.waiting) == 2, "both requests")
+                assert [each.sequence_id for each in session.core.waiting] == [
+                    before.sequence_id,
+                    after.sequence_id,
+                ]
+    assert [each["event"] for each in logs].count("inbox.unknown") == 3
+    assert len(await ledger.inbox_all()) == 5
+
+
 async def test_told_to_stop_while_recovering_it_hands_over_at_once(
     ledger: Ledger, redis_url: str, cell: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
