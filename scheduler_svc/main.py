@@ -65,18 +65,17 @@ class SchedulerProcess:
         grpc_server.add_reflection(self._server, [SERVICE])
         self._bound = await self._peers.bind(self._server, self._settings)
         await self._server.start()
+        page = self._metrics.serve(self._settings.metrics_host, self._settings.metrics_port)
+        await self._connect()
         return {
             "grpc": str(self._bound),
-            "metrics": self._metrics.serve(
-                self._settings.metrics_host, self._settings.metrics_port
-            ),
+            "metrics": page,
             "cell": self._settings.cell,
             "policy": self._settings.policy,
         }
 
     async def serve(self) -> None:
         while not self._is_draining:
-            await self._connect()
             try:
                 await self._lead()
             except* (OutOfOrder, Unavailable) as group:
@@ -84,6 +83,7 @@ class SchedulerProcess:
                 if not self._is_draining:
                     log.warning("leadership.ended", reason=reason)
                     await self._clock.sleep(STORE_RETRY_S)
+                    await self._connect()
 
     async def drain(self) -> None:
         self._is_draining = True
