@@ -14,7 +14,6 @@ goes over the network can still hand calls on between two that are honest: only 
 
 import hmac
 import secrets
-import ssl
 import stat
 import time
 from collections import OrderedDict
@@ -31,6 +30,7 @@ from service_kit import addresses, grpc_server
 from service_kit.errors import ConfigError, Unauthenticated
 from service_kit.grpc_errors import trailers_of
 from service_kit.settings import Settings
+from service_kit.tls import Certificates
 
 log = structlog.get_logger()
 
@@ -298,59 +298,6 @@ def _answering(handler: Any, metadata: Metadata) -> Any:
 
     make = getattr(grpc, f"{kind}_rpc_method_handler")
     return make(answer, handler.request_deserializer, handler.response_serializer)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Certificates:
-    """Files of PEM: what we show, and whose we take."""
-
-    cert: Path
-    key: Path
-    ca: Path
-
-    def check(self) -> None:
-        """ConfigError says which file cannot be used."""
-        try:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(self.cert, self.key, self._no_password)
-        except OSError as error:
-            raise ConfigError(
-                f"--peer-tls-cert {self.cert} and --peer-tls-key {self.key} cannot be used: {error}"
-            ) from None
-        try:
-            context.load_verify_locations(self.ca)
-        except OSError as error:
-            raise ConfigError(f"--peer-tls-ca {self.ca} cannot be used: {error}") from None
-
-    def _no_password(self) -> str:
-        """OpenSSL would ask whoever sits at the terminal, and wait for them."""
-        raise ConfigError(
-            f"--peer-tls-key {self.key} is encrypted, and nobody is here to be asked for its"
-            " password: openssl pkey -in FILE -out PLAIN, readable by this user only"
-        )
-
-    def for_channel(self) -> grpc.ChannelCredentials:
-        """As the files are now."""
-        ca, key, cert = (path.read_bytes() for path in (self.ca, self.key, self.cert))
-        return grpc.ssl_channel_credentials(ca, key, cert)
-
-    def for_server(self) -> grpc.ServerCredentials:
-        """As the files are at each handshake."""
-        return grpc.dynamic_ssl_server_credentials(
-            self._now(), self._now_or_before, require_client_authentication=True
-        )
-
-    def _now(self) -> Any:
-        ca, key, cert = (path.read_bytes() for path in (self.ca, self.key, self.cert))
-        return grpc.ssl_server_certificate_configuration([(key, cert)], ca)
-
-    def _now_or_before(self) -> Any:
-        try:
-            self.check()
-            return self._now()
-        except (OSError, ConfigError) as error:
-            log.warning("certificates.kept", reason=str(error))
-            return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

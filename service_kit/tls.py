@@ -1,4 +1,5 @@
-"""TLS of a server's ports: one certificate for gRPC and HTTP, followed while the server runs.
+"""TLS of a server's ports: one certificate for gRPC and HTTP, followed while the server runs; and
+of parts among themselves.
 
 A pair of files is checked before anything is made of it, and complaints are sentences: those of
 OpenSSL are `[SSL] PEM lib`. New connections see what the files hold now; open ones go on with what
@@ -7,7 +8,7 @@ they began with. Files that have become wrong change nothing.
 
 import asyncio
 import ssl
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, Protocol, Self
@@ -67,6 +68,21 @@ class _RotatingContext(ssl.SSLContext):
         return self.current.wrap_bio(*given, **named)
 
 
+class Ending:
+    """Tells of a certificate that ends soon, or has ended while it is used: once a day."""
+
+    def __init__(self) -> None:
+        self.said = datetime.min.replace(tzinfo=UTC)
+
+    def tell(self, cert: Path, expires: datetime) -> None:
+        now = datetime.now(UTC)
+        if (expires - now).days >= SOON_DAYS or now - self.said < timedelta(days=1):
+            return
+        self.said = now
+        event, tell = ("expired", log.error) if expires <= now else ("ends_soon", log.warning)
+        tell(f"tls.{event}", cert=str(cert), expires=_day(expires))
+
+
 class ServerTls:
     """The certificate of a server. ConfigError when its files are wrong at the start."""
 
@@ -74,6 +90,7 @@ class ServerTls:
         self._files = files
         self._loaded = _load(files)
         self._problem = ""
+        self._ending = Ending()
         self._told_grpc = self._loaded
         self.http_context = _RotatingContext(ssl.PROTOCOL_TLS_SERVER)
         self.http_context.current = self._loaded.context
@@ -114,7 +131,7 @@ class ServerTls:
             content = await asyncio.to_thread(_read, self._files)
             if content == self._loaded.content:
                 self._problem = ""
-                self._say_end()
+                self._ending.tell(self._files.cert, self._loaded.expires)
                 return
             loaded = await asyncio.to_thread(_load, self._files)
         except ConfigError as error:
@@ -135,18 +152,66 @@ class ServerTls:
         return loaded.configuration
 
     def _say(self, event: str) -> None:
-        expires, self._said = self._loaded.expires, datetime.now(UTC)
-        tell = log.warning if (expires - self._said).days < SOON_DAYS else log.info
+        expires, self._ending.said = self._loaded.expires, datetime.now(UTC)
+        tell = log.warning if (expires - self._ending.said).days < SOON_DAYS else log.info
         tell(event, cert=str(self._files.cert), expires=_day(expires))
 
-    def _say_end(self) -> None:
-        """Once a day, of what ends soon or has ended while the server runs."""
-        now, expires = datetime.now(UTC), self._loaded.expires
-        if (expires - now).days >= SOON_DAYS or now - self._said < timedelta(days=1):
-            return
-        self._said = now
-        event, tell = ("expired", log.error) if expires <= now else ("ends_soon", log.warning)
-        tell(f"tls.{event}", cert=str(self._files.cert), expires=_day(expires))
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificates:
+    """Files of PEM: what we show to other parts, and whose we take."""
+
+    cert: Path
+    key: Path
+    ca: Path
+    _ending: Ending = field(default_factory=Ending, init=False, compare=False, repr=False)
+
+    def check(self) -> None:
+        """ConfigError says which file cannot be used, or not now."""
+        try:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(self.cert, self.key, self._no_password)
+        except OSError as error:
+            raise ConfigError(
+                f"--peer-tls-cert {self.cert} and --peer-tls-key {self.key} cannot be used: {error}"
+            ) from None
+        try:
+            context.load_verify_locations(self.ca)
+        except OSError as error:
+            raise ConfigError(f"--peer-tls-ca {self.ca} cannot be used: {error}") from None
+        cert = _read_file("--peer-tls-cert", self.cert)
+        _, expires = _leaf("--peer-tls-cert", self.cert, cert)
+        self._ending.tell(self.cert, expires)
+
+    def _no_password(self) -> str:
+        """OpenSSL would ask whoever sits at the terminal, and wait for them."""
+        raise ConfigError(
+            f"--peer-tls-key {self.key} is encrypted, and nobody is here to be asked for its"
+            " password: openssl pkey -in FILE -out PLAIN, readable by this user only"
+        )
+
+    def for_channel(self) -> grpc.ChannelCredentials:
+        """As the files are now."""
+        ca, key, cert = (path.read_bytes() for path in (self.ca, self.key, self.cert))
+        return grpc.ssl_channel_credentials(ca, key, cert)
+
+    def for_server(self) -> grpc.ServerCredentials:
+        """As the files are at each handshake."""
+        return grpc.dynamic_ssl_server_credentials(
+            self._now(), self._now_or_before, require_client_authentication=True
+        )
+
+    def _now(self) -> Any:
+        ca, key, cert = (path.read_bytes() for path in (self.ca, self.key, self.cert))
+        return grpc.ssl_server_certificate_configuration([(key, cert)], ca)
+
+    def _now_or_before(self) -> Any:
+        try:
+            self.check()
+            return self._now()
+        except (OSError, ConfigError) as error:
+            log.warning("certificates.kept", reason=str(error))
+            return None
 
 
 def _read(files: TlsFiles) -> tuple[bytes, ...]:
@@ -183,17 +248,7 @@ def _check_pair(files: TlsFiles, cert: bytes, key: bytes) -> datetime:
     from cryptography.hazmat.primitives.asymmetric import ec, rsa
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-    leaf = _certificates("--tls-cert", files.cert, cert)[0]
-    now, where = datetime.now(UTC), f"--tls-cert {files.cert}"
-    try:
-        expires: datetime = leaf.not_valid_after_utc
-        begins, public = leaf.not_valid_before_utc, leaf.public_key()
-    except Exception as error:  # of several unrelated families, when it is looked at
-        raise ConfigError(f"{where}: the certificate cannot be used: {error}") from None
-    if expires <= now:
-        raise ConfigError(f"{where}: the certificate has expired, on {_day(expires)}")
-    if begins > now:
-        raise ConfigError(f"{where}: the certificate is not valid before {_day(begins)}")
+    public, expires = _leaf("--tls-cert", files.cert, cert)
     try:
         private = load_pem_private_key(key, None)
     except TypeError:
@@ -211,6 +266,23 @@ def _check_pair(files: TlsFiles, cert: bytes, key: bytes) -> datetime:
             " must begin with the server's own"
         )
     return expires
+
+
+def _leaf(flag: str, path: Path, pem: bytes) -> tuple[Any, datetime]:
+    """The key of the first certificate of a file, and when it ends. ConfigError: it cannot be used,
+    or not now."""
+    leaf = _certificates(flag, path, pem)[0]
+    now, where = datetime.now(UTC), f"{flag} {path}"
+    try:
+        expires: datetime = leaf.not_valid_after_utc
+        begins, public = leaf.not_valid_before_utc, leaf.public_key()
+    except Exception as error:  # of several unrelated families, when it is looked at
+        raise ConfigError(f"{where}: the certificate cannot be used: {error}") from None
+    if expires <= now:
+        raise ConfigError(f"{where}: the certificate has expired, on {_day(expires)}")
+    if begins > now:
+        raise ConfigError(f"{where}: the certificate is not valid before {_day(begins)}")
+    return public, expires
 
 
 def _certificates(flag: str, path: Path, pem: bytes) -> list[Any]:

@@ -13,6 +13,7 @@ from ledger.keys import Keys
 from tests.support.cluster import argv_of
 from tests.support.processes import GATEWAY, SCHEDULER, WORKER, ServiceProcess, events
 from tests.support.store_server import StoreServer
+from tests.support.tls_files import EXPIRED, Authority
 
 OF_THE_STORE = pytest.mark.parametrize("module", [GATEWAY, SCHEDULER])
 OF_ALL = pytest.mark.parametrize("module", [GATEWAY, SCHEDULER, WORKER])
@@ -88,6 +89,15 @@ def test_a_credential_that_is_not_there(module: str, redis_url: str, tmp_path: P
     missing = tmp_path / "peers"
     reason = refusal(module, tmp_path, peer_credential_file=missing, **flags)
     assert f"--peer-credential-file {missing} cannot be read" in reason
+
+
+@OF_ALL
+def test_a_certificate_that_has_expired(module: str, redis_url: str, tmp_path: Path) -> None:
+    part = Authority(tmp_path).issue_to_part("part", **EXPIRED)
+    flags = {} if module == WORKER else {"redis_url": redis_url}
+    files = {"peer_tls_cert": part.cert, "peer_tls_key": part.key, "peer_tls_ca": part.ca}
+    reason = refusal(module, tmp_path, **files, **flags)
+    assert f"--peer-tls-cert {part.cert}: the certificate has expired, on " in reason
 
 
 @OF_THE_STORE

@@ -14,8 +14,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from kaiten.client import TLS
-from service_kit.peers import Certificates
-from service_kit.tls import TlsFiles
+from service_kit.tls import Certificates, TlsFiles
 
 NOW = datetime.now(UTC)
 EXPIRED: Final[dict[str, Any]] = {

@@ -30,7 +30,8 @@ from service_kit.peers import (
     Proof,
     make_credential,
 )
-from tests.support.tls_files import EXPIRED, RECENT, Authority, encrypted
+from service_kit.tls import Certificates
+from tests.support.tls_files import EARLY, EXPIRED, RECENT, Authority, encrypted
 
 WAIT_S = 30.0
 OURS, THEIRS = "0" * 40, "1" * 40
@@ -385,10 +386,14 @@ async def test_certificates_are_renewed_without_a_restart(tmp_path: Path) -> Non
         Peers(certificates=authority.issue_to_part("caller")),
     )
     async with served(Peers(certificates=part)) as bound:
-        authority.issue_to_part("part", **EXPIRED)
+        authority.issue_to_part("part", "other.example")
         assert (await refusal(caller, str(bound))).code() is grpc.StatusCode.UNAVAILABLE
         part.cert.write_text("not yet whole")
         authority.issue_to_part("part")
+        async with caller.channel(str(bound)) as channel:
+            assert await call(channel, "unary_unary", caller.proof()) == [b"ok"]
+        # What is of no use is not taken.
+        authority.issue_to_part("part", **EXPIRED)
         async with caller.channel(str(bound)) as channel:
             assert await call(channel, "unary_unary", caller.proof()) == [b"ok"]
         # While those of the caller are written, it goes on with the former.
@@ -398,8 +403,15 @@ async def test_certificates_are_renewed_without_a_restart(tmp_path: Path) -> Non
             assert await call(channel, "unary_unary", caller.proof()) == [b"ok"]
 
 
+def shown_by(part: Certificates) -> dict[str, Path]:
+    return {"peer_tls_cert": part.cert, "peer_tls_key": part.key}
+
+
 def test_certificates_that_cannot_be_used_end_the_start(tmp_path: Path) -> None:
-    part = Authority(tmp_path / "a").issue_to_part("part")
+    authority = Authority(tmp_path / "a")
+    part = authority.issue_to_part("part")
+    old = authority.issue_to_part("old", **EXPIRED)
+    early = authority.issue_to_part("early", **EARLY)
     other = Authority(tmp_path / "b").issue_to_part("other")
     files: dict[str, Any] = {
         "peer_tls_cert": part.cert,
@@ -413,9 +425,21 @@ def test_certificates_that_cannot_be_used_end_the_start(tmp_path: Path) -> None:
         ({"peer_tls_cert": tmp_path / "none"}, "--peer-tls-cert .* cannot be used"),
         ({"peer_tls_key": encrypted(part.key, tmp_path)}, "--peer-tls-key .* is encrypted, and"),
         ({"peer_tls_ca": part.key}, "--peer-tls-ca .* cannot be used"),
+        (shown_by(old), r"--peer-tls-cert .*old/cert.pem: the certificate has expired, on \d{4}-"),
+        (shown_by(early), "--peer-tls-cert .*early/cert.pem: the certificate is not valid before"),
     ):
         with pytest.raises(ConfigError, match=why):
             Peers.of(PartSettings(**(files | wrong)))
+
+
+def test_a_certificate_of_parts_that_ends_soon_is_a_warning(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    late = authority.issue_to_part("late")
+    soon = authority.issue_to_part("soon", not_after=EARLY["not_before"])
+    with capture_logs() as logs:
+        for part in (late, soon, soon):
+            part.check()
+    assert [(each["event"], each["cert"]) for each in logs] == [("tls.ends_soon", str(soon.cert))]
 
 
 # Sockets
