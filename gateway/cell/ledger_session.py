@@ -27,6 +27,9 @@ class LedgerLink:
         self._seen: CellView | None = None
         # Why the store is not to be trusted with requests now; empty when it is.
         self.problem = "the store has not been checked yet"
+        # The rule that it breaks: what it took in now it might lose. Empty: none, as of the last
+        # check that it answered.
+        self.broken_rule = ""
 
     @property
     def limits(self) -> LedgerLimits:
@@ -46,8 +49,11 @@ class LedgerLink:
             store = await self.ledger.check()
         except (ConfigError, Unavailable) as error:
             self.problem = str(error)
+            if isinstance(error, ConfigError):
+                self.broken_rule = self.problem
             raise
         self.problem = FULL if store.is_full else ""
+        self.broken_rule = ""
 
     async def look(self) -> CellView:
         """The cell, as the store has it."""

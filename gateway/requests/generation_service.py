@@ -326,7 +326,7 @@ class GenerationService:
         tool_rules.check_model(request, self.card, limits)
         # Too long a grammar is refused here.
         constrained(request, self.card)
-        if refusal := self.readiness.watch.refusal(self.card):
+        if refusal := self._link.broken_rule or self.readiness.watch.refusal(self.card):
             raise Unavailable(self.readiness.problem or refusal)
 
     async def _refuse_if_full(self, request: GenerationRequest, tenant: Tenant) -> None:

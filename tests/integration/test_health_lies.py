@@ -52,6 +52,10 @@ class Watched:
             raise AssertionError(f"{error}; it says {await self.problem()!r}") from error
         assert (await self._http.get("/health")).status_code == 200
 
+    async def completes(self) -> httpx.Response:
+        asked = {"model": CHECKPOINT.resolve().name, "prompt": "x", "max_tokens": 2}
+        return await self._http.post("/v1/completions", json=asked)
+
     async def worker_is(self, state: str) -> None:
         await says(self.worker_address, state)
 
@@ -210,3 +214,17 @@ async def test_a_step_that_does_not_end_is_told_from_many_that_wait(tmp_path: Pa
         assert cluster.workers[0].join() == 0
         await cell.says("no worker is ready: none is registered")
         await cluster.all_done()
+
+
+async def test_a_store_that_has_lost_a_rule_takes_nothing_in_until_it_is_mended(
+    tmp_path: Path,
+) -> None:
+    """What was taken in then might be lost, whoever was told that it was accepted."""
+    async with watched(tmp_path) as cell:
+        with configured(cell.cluster.store.url, "appendonly", "no", "yes"):
+            await cell.says("appendonly must be yes")
+            refused = await cell.completes()
+            assert refused.status_code == 503
+            assert "appendonly must be yes" in refused.text
+        await cell.says()
+        assert (await cell.completes()).status_code == 200
