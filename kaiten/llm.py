@@ -1,13 +1,15 @@
 """A model for a script or a notebook: `LLM(model).generate(prompts)`, with a stack of its own."""
 
+import asyncio
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import fields
+from functools import partial
 from threading import Thread
 from types import TracebackType
-from typing import Any, Final, Self, Unpack
+from typing import Any, Final, Self, TypeVar, Unpack
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -15,6 +17,7 @@ from kaiten.cli import packages
 from kaiten.cli.display import TerminalDisplay
 from kaiten.cli.keygen import mint
 from kaiten.client.aio import AsyncClient
+from kaiten.client.errors import UnavailableError
 from kaiten.client.request import GenerateOptions, Input
 from kaiten.client.results import Completion
 from kaiten.console import console
@@ -22,8 +25,10 @@ from kaiten.local import model_source
 from kaiten.local.background import BackgroundStack, temporary_folder
 from kaiten.local.part_options import GatewayOptions, WorkerOptions
 from kaiten.local.stack import ServeOptions
+from kaiten.local.supervisor import RESTART_S_MAX
 from kaiten.loop_thread import LoopThread
 
+T = TypeVar("T")
 Conversation = Sequence[Mapping[str, str]]
 OPTIONS: Final = tuple(each.name for each in fields(WorkerOptions))
 
@@ -57,7 +62,7 @@ class LLM:
         packages.require("serve")
         source = model_source.resolve(None if model is None else os.fspath(model), None, revision)
         self._has_progress = progress and console().is_terminal
-        display = TerminalDisplay()
+        display = self._display = _Display()
         if not progress:
             display.be_quiet()
         with ExitStack() as opened:
@@ -108,7 +113,8 @@ class LLM:
         """Continue each prompt, a text or token ids; their outputs, in their order.
 
         `options` are those of `kaiten.client.Client.generate`: `max_tokens`, `temperature`, `seed`,
-        `n`, `logprobs` and so on. ApiError: one of them breaks a rule; the others are cancelled.
+        `n`, `logprobs` and so on. ApiError: one of them breaks a rule, or a part of the stack dies
+        again and again; the others are cancelled.
         """
         return self._complete([prompts] if isinstance(prompts, str) else prompts, options)
 
@@ -125,7 +131,37 @@ class LLM:
     def _complete(self, prompts: Iterable[Input], options: GenerateOptions) -> list[Completion]:
         asked = list(prompts)
         with _progress(len(asked)) if self._has_progress else nullcontext() as count:
-            return self._stack.loop.call(self._client.complete_all(asked, on_done=count, **options))
+            complete = partial(self._client.complete_all, asked, on_done=count, **options)
+            return self._stack.loop.call(self._display.unless_hopeless(complete))
+
+
+class _Display(TerminalDisplay):
+    """Tells those who wait for answers, too, of a part that does not stay alive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Why each of them waits in vain; empty: they need not.
+        self._asking: dict[asyncio.Task[Any], str] = {}
+
+    def died(self, name: str, why: str, restart_s: float) -> None:
+        super().died(name, why, restart_s)
+        for task in self._asking if restart_s >= RESTART_S_MAX else ():
+            self._asking[task] = f"{name} dies again and again: {why}"
+            task.cancel()
+
+    async def unless_hopeless(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """UnavailableError: a part has died for the n-th time in a row."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._asking[task] = ""
+        try:
+            return await work()
+        except asyncio.CancelledError:
+            if why := self._asking[task]:
+                raise UnavailableError(why) from None
+            raise
+        finally:
+            del self._asking[task]
 
 
 @contextmanager

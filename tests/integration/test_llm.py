@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,11 @@ import kaiten
 from kaiten import LLM
 from kaiten.cli.display import TerminalDisplay
 from kaiten.client import Client
-from kaiten.client.errors import InvalidRequestError, UnauthenticatedError
+from kaiten.client.errors import (
+    InvalidRequestError,
+    UnauthenticatedError,
+    UnavailableError,
+)
 from kaiten.local.background import BackgroundStack
 from kaiten.local.model_source import resolve
 from kaiten.local.stack import ServeOptions
@@ -124,6 +128,31 @@ def test_a_worker_dies_and_the_answers_are_the_same(llm: LLM) -> None:
         worker.send_signal(signal.SIGKILL if is_hit else signal.SIGCONT)
         asking.join(WAIT_S)
         assert told == undisturbed
+
+
+def test_a_worker_that_dies_again_and_again_is_told_to_who_waits(llm: LLM) -> None:
+    """Nobody sees the lines of its supervisor."""
+    is_told = threading.Event()
+
+    def end_each() -> None:
+        ended: set[int] = set()
+        while len(ended) < 12 and not is_told.wait(0.02):
+            for each in (one for one in _parts() if one.pid not in ended):
+                with suppress(psutil.Error):
+                    if "gpu_worker" in each.cmdline():
+                        each.kill()
+                        ended.add(each.pid)
+
+    ending = threading.Thread(target=end_each)
+    ending.start()
+    try:
+        with pytest.raises(UnavailableError, match=r"worker-0 dies again and again: .*SIGKILL"):
+            llm.generate(PROMPTS, max_tokens=12)
+    finally:
+        is_told.set()
+        ending.join()
+    (answer,) = llm.generate("Tea", max_tokens=4, ignore_eos=True)
+    assert answer.usage.output_tokens == 4
 
 
 def test_what_cannot_start_says_why(tmp_path: Path) -> None:
