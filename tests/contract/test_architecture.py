@@ -239,7 +239,7 @@ def test_no_service_unpickles_or_evaluates() -> None:
 def test_a_role_imports_only_what_it_needs(module: str, banned: set[str]) -> None:
     code = f"import sys, {module}; print(*sorted(set(sys.modules) & {banned!r}))"
     done = subprocess.run(
-        [sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=280, check=True
     )
     assert done.stdout.split() == []
 

@@ -18,7 +18,8 @@ pytest.importorskip("triton", reason="no triton here")
 
 ROOT = Path(__file__).parents[3]
 FOLDER = Path(__file__).with_name("interpreted")
-SECONDS_MAX = 280
+# For what hangs: a busy machine of another kind takes ten times what this one does.
+SECONDS_MAX = 840
 
 
 FILES = sorted(path.stem for path in FOLDER.glob("interpreted_*.py"))
@@ -28,6 +29,7 @@ LATE = "interpreted_late_compiles"
 OTHERS = [name for name in FILES if name != LATE]
 
 
+@pytest.mark.timeout(SECONDS_MAX + 60)
 @pytest.mark.parametrize(
     "names",
     [[LATE], OTHERS[::2], OTHERS[1::2]],

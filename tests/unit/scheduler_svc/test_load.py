@@ -70,7 +70,7 @@ class Timed:
 
     def _plan(self) -> None:
         busy = {worker_id for _, _, worker_id in self._ends}
-        for worker_id in self.core.workers.keys() - busy:
+        for worker_id in [each for each in self.core.workers if each not in busy]:
             plan = self.core.apply(MakePlan(worker_id=worker_id), self.now_ns).plan
             if plan is None:
                 continue
