@@ -40,7 +40,8 @@ def pages() -> list[Path]:
         *(p for f in own for p in f.rglob("*.md")),
     ]
     assert len(paths) > 15
-    return paths
+    # In one order, by whichever process and in whatever layers of a file system they are listed.
+    return sorted(paths)
 
 
 def anchors(page: Path) -> set[str]:

@@ -19,7 +19,7 @@ def sources() -> list[Path]:
     found = [p for folder in SERVICES for p in (ROOT / folder).rglob("*.py")]
     paths = [path for path in found if not path.stem.endswith(("_pb2", "_pb2_grpc"))]
     assert len(paths) > 50
-    return paths
+    return sorted(paths)
 
 
 def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
