@@ -222,16 +222,21 @@ class Decoder:
         total = residual + branch
         return total, total
 
-    def logits(self, states: States, tokens: Tensor, out: Tensor | None = None) -> Tensor:
+    def logits(
+        self, states: States, tokens: Tensor, out: Tensor | None = None, *, is_wide: bool = True
+    ) -> Tensor:
         """Of some of the states, [len(tokens), vocab] float32; in `out`, if given.
 
-        Only of those whose logits are wanted: the vocabulary is wide.
+        Only of those whose logits are wanted: the vocabulary is wide. With `is_wide` False as the
+        head gives them, unless they are scaled or capped.
         """
         norm, eps = self.weights.norm, self._config.norm_eps
         hidden = add_rms_norm_rows(states.hidden, states.residual, tokens, norm, eps)
         logits = self.weights.head(hidden)
-        wide = logits.float() if out is None else out.copy_(logits)
         divisor, cap = self._config.logits_divisor, self._config.logits_softcap
+        if not is_wide and divisor == 1 and cap is None:
+            return logits
+        wide = logits.float() if out is None else out.copy_(logits)
         if divisor != 1:
             wide.div_(divisor)
         return wide if cap is None else wide.div_(cap).tanh_().mul_(cap)

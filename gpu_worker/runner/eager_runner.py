@@ -43,7 +43,7 @@ class EagerRunner:
         with torch.inference_mode():
             indices = logits_indices(step)
             states = self._decoder.forward(self._on_device(step, indices))
-            logits = self._decoder.logits(states, self._tensor(indices.sampled))
+            logits = self._decoder.logits(states, self._tensor(indices.sampled), is_wide=False)
             forward_ns = time.perf_counter_ns()
             prompt_logprobs = None
             if (wanted := step.prompt_logprobs) is not None:
@@ -101,9 +101,9 @@ class EagerRunner:
         rows = np.flatnonzero(columns.logprobs >= 0)
         raw = logits
         edits = columns.edits()
-        if len(rows) and (edits is not None or columns.masks is not None):
+        if edits is not None or columns.masks is not None:
             # Log-probabilities are of the model's own logits: whoever changes them does it apart.
-            logits = logits.clone()
+            logits = logits.to(torch.float32, copy=len(rows) > 0)
         if edits is not None:
             arrays = (self._tensor(array) for array in edits.arrays)
             edit_logits(logits, _edit_tensors(arrays))
@@ -156,7 +156,7 @@ def rank_samples(
     told = _room_for(len(rows), k, raw.device)
     for part in _ranked_parts(len(rows), raw.size(1)):
         index = rows[part]
-        _rank(raw[index], token_ids[index], told, part)
+        _rank(raw[index].float(), token_ids[index], told, part)
     return told
 
 

@@ -178,13 +178,14 @@ int64_t layers_scratch_bytes(const Layers& a, int64_t tokens);
 void run_layers(const Layers& a, const LayerStep& step);
 
 struct Sample {
-  const float* logits;
+  const void* logits;
   const float* temperature;  // below 0: padding, for which the answer is 0 and not ok
   const float *top_p, *min_p;
   const int64_t *top_k, *seed, *choice, *position;
   int64_t* token_ids;
   bool* ok;
   int64_t rows, vocab;
+  bool is_bf16;
 };
 void sample(const Sample& a);
 

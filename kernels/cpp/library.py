@@ -34,7 +34,7 @@ _PACK_INT4: Final = Struct("4P2q?")
 _LAYER: Final = Struct("6P" + 4 * "3P3q" + "3P3q")
 _LAYERS: Final = Struct("2P6q5i3f2?")
 _LAYER_STEP: Final = Struct("7P4q" + 2 * "2Pq")
-_SAMPLE: Final = Struct("10P2q")
+_SAMPLE: Final = Struct("10P2q?")
 _MASK: Final = Struct("3P4q")
 _CALLS: Final = (
     "paged_attention", "rms_norm", "gate_mul", "rope", "write_kv", "pack_linear", "pack_int8",
@@ -259,7 +259,7 @@ class Library:
         arguments = _SAMPLE.pack(
             logits.data_ptr(), temperature.data_ptr(), top_p.data_ptr(), min_p.data_ptr(),
             top_k.data_ptr(), seed.data_ptr(), choice.data_ptr(), position.data_ptr(),
-            token_ids.data_ptr(), ok.data_ptr(), rows, vocab,
+            token_ids.data_ptr(), ok.data_ptr(), rows, vocab, logits.dtype is torch.bfloat16,
         )  # fmt: skip
         self._run(self._c.kaiten_sample, arguments)
         return token_ids, ok

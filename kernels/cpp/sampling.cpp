@@ -45,13 +45,15 @@ inline VF gumbel(VU bits) {
   return -vlog(-log1p);
 }
 
+template <class T>
 struct Row {
-  const float* logits;
+  const T* logits;
   int64_t vocab;
 };
 
 // The largest value, or NaN if there is one.
-float row_top(const Row& row) {
+template <class T>
+float row_top(const Row<T>& row) {
   VF tops[4] = {splat(-kInf), splat(-kInf), splat(-kInf), splat(-kInf)};
   VI is_nan = {};
   int64_t i = 0;
@@ -76,7 +78,8 @@ struct Space {
 };
 
 // tempered[i] = logits[i] / temperature, padded with -inf to whole blocks; block_tops[b] = the largest of a block
-void temper(const Row& row, float temperature, Space& space) {
+template <class T>
+void temper(const Row<T>& row, float temperature, Space& space) {
   const int64_t blocks = (row.vocab + kBlock - 1) / kBlock;
   space.tempered.resize(blocks * kBlock);
   space.block_tops.resize(blocks);
@@ -147,7 +150,8 @@ float bound_of_top_p(float top_p, float top, float bound, Space& space) {
   return kept;
 }
 
-int64_t first_equal(const Row& row, float value) {
+template <class T>
+int64_t first_equal(const Row<T>& row, float value) {
   const VF wanted = splat(value);
   int64_t i = 0;
   for (; i + kBlock <= row.vocab; i += kBlock) {
@@ -156,7 +160,7 @@ int64_t first_equal(const Row& row, float value) {
     if (any(is_equal)) break;
   }
   for (; i < row.vocab; ++i)
-    if (row.logits[i] == value) return i;
+    if (load(row.logits + i, 1)[0] == value) return i;
   return 0;
 }
 
@@ -183,9 +187,10 @@ int64_t draw(const Stream& stream, float bound, const Space& space) {
   return id;
 }
 
+template <class T>
 void sample_row(const Sample& a, int64_t r) {
   thread_local Space space;
-  const Row row{a.logits + r * a.vocab, a.vocab};
+  const Row<T> row{static_cast<const T*>(a.logits) + r * a.vocab, a.vocab};
   float top = row_top(row);
   a.ok[r] = std::isfinite(top) && a.temperature[r] >= 0.0f;
   a.token_ids[r] = 0;
@@ -205,7 +210,8 @@ void sample_row(const Sample& a, int64_t r) {
 }  // namespace
 
 void sample(const Sample& a) {
-  for_each_item(a.rows, a.rows * a.vocab > 1 << 15, [&](int64_t r) { sample_row(a, r); });
+  for_each_item(a.rows, a.rows * a.vocab > 1 << 15,
+                [&](int64_t r) { a.is_bf16 ? sample_row<bf16>(a, r) : sample_row<float>(a, r); });
 }
 
 void mask_logits(const Mask& a) {

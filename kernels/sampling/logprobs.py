@@ -191,8 +191,10 @@ def _into(
     return own
 
 
-def require_logits(logits: Tensor) -> None:
-    """Shared with sampling."""
-    require(logits.dtype == torch.float32, "logits", "must be float32")
+def require_logits(logits: Tensor, *others: torch.dtype) -> None:
+    """Shared with sampling, which takes `others` than float32, too."""
+    dtypes = (torch.float32, *others)
+    names = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+    require(logits.dtype in dtypes, "logits", f"must be {names}")
     require(logits.dim() == 2 and logits.size(1) >= 1, "logits", "must be [rows, vocab]")
     require(logits.is_contiguous(), "logits", "must be contiguous")

@@ -3,7 +3,7 @@
 formula  t = logits / temperature
          id = argmax over kept t of t + gumbel(seed, choice, position, id); temperature 0: argmax of
          the logits. Kept is what reaches the row's bound (top_k_top_p), noise is that of gumbel
-shapes   logits       [rows, vocab] float32, contiguous
+shapes   logits       [rows, vocab] float32, or bfloat16 | float16: as if widened, contiguous
          SamplingTensors, each [rows]: temperature (0, or >= 1e-5 so that the division is finite;
          < 0: the row is padding and its outputs stay as they are),
          top_p, min_p float32; the others int64
@@ -195,13 +195,15 @@ def sample(
     host knows, and spare launches: False says that no row has a top_k or top_p, and that every
     row is greedy; nothing notices that a row was forgotten.
     """
-    require_logits(logits)
+    require_logits(logits, torch.bfloat16, torch.float16)
+    path = dispatch.path_for(logits)
+    if path != "native" or logits.dtype != torch.bfloat16:
+        logits = logits.float()
     (rows, vocab), temperature = logits.shape, params.temperature
     require(temperature.size(0) == rows, "params", "must have a row per logits row")
     if buffers is not None:
         fits = buffers.token_ids.size(0) >= rows and buffers.tops.size(1) == chunks_of(vocab)
         require(fits, "buffers", "must have been made for these rows and this vocabulary")
-    path = dispatch.path_for(logits)
     if path == "triton":
         buffers = buffers or SamplingBuffers.of(rows, vocab, logits.device)
         return _sample_triton(logits, params, buffers, sorts=sorts, draws=draws)

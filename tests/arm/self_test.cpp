@@ -396,7 +396,7 @@ void check_sampling() {
   }
   bool ok[rows];
   const Sample call{logits.data(), temperature.data(), top_p.data(), min_p.data(), top_k.data(), seed.data(), choice.data(),
-                    position.data(), ids.data(), ok, rows, vocab};
+                    position.data(), ids.data(), ok, rows, vocab, false};
   kaiten_sample(&call, 3);
   for (int64_t r = 0; r < rows; ++r) {
     const float* row = logits.data() + r * vocab;

@@ -217,6 +217,29 @@ def test_rows_do_not_depend_on_the_batch(path: str, generator: torch.Generator) 
         assert torch.equal(sample(logits[index], p.rows(index))[0], together[index])
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("vocab", [1, 7, 64, 1003])
+def test_narrow_logits_are_as_if_widened(path: str, dtype: torch.dtype, vocab: int) -> None:
+    rows, some = 48, torch.manual_seed(vocab)
+    logits = (4.0 * torch.randn(rows, vocab, generator=some)).to(dtype)
+    logits[5, -1], logits[6, 0], logits[7] = math.nan, math.inf, -math.inf
+    of = torch.arange(rows)
+    p = SamplingTensors(
+        temperature=torch.tensor([0.0, 0.7, 1.0, 1.3])[of % 4],
+        top_k=torch.tensor([0, 0, 5])[of % 3],
+        top_p=torch.tensor([1.0, 0.9])[of % 2],
+        min_p=torch.tensor([0.0, 0.0, 0.0, 0.05, 0.0])[of % 5],
+        seed=of,
+        choice=of % 3,
+        position=of + 9,
+    )
+    token_ids, ok = sample(logits, p)
+    wide_ids, wide_ok = sample(logits.float(), p)
+    assert torch.equal(token_ids, wide_ids)
+    assert torch.equal(ok, wide_ok)
+    assert (~ok).nonzero().squeeze(1).tolist() == [5, 6, 7]
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_bad_rows_are_reported_alone(
     path: str, generator: torch.Generator, temperature: float
