@@ -26,7 +26,7 @@ def test_a_wrong_folder_is_refused_before_a_minute_of_compiling(
 ) -> None:
     monkeypatch.setattr(native, "build", lambda **_: pytest.fail("compiles for nothing"))
     with pytest.raises(ConfigError, match=r"has no config\.json"):
-        load(WorkerSettings(model=str(tmp_path), device="cpu"))
+        load(WorkerSettings(model=str(tmp_path), device="cpu", threads=1))
 
 
 GPU = torch.device("cuda:0")

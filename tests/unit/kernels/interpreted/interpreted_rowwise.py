@@ -132,6 +132,11 @@ def test_norm_of_heads_inside_fused_qkv(generator: torch.Generator, head_dim: in
         assert excess(rms_norm_exact(x, weight, 1e-6), rms_norm(x, weight, 1e-6)) <= 1.0
 
 
+# Where the exponential is infinite, as it should be; only numpy says so.
+OVERFLOWS = pytest.mark.filterwarnings("ignore:overflow encountered in exp")
+
+
+@OVERFLOWS
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("tokens", "inner"), [(0, 4), (1, 1), (3, 33), (2, 2049)])
 def test_gates(generator: torch.Generator, dtype: torch.dtype, tokens: int, inner: int) -> None:
@@ -140,8 +145,7 @@ def test_gates(generator: torch.Generator, dtype: torch.dtype, tokens: int, inne
     assert excess(gelu_mul_exact(gate_up), gate_mul(gate_up, is_gelu=True)) <= 1.0
 
 
-# The exponential is infinite there, as it should be; only numpy says so.
-@pytest.mark.filterwarnings("ignore:overflow encountered in exp")
+@OVERFLOWS
 def test_large_gates() -> None:
     x = torch.tensor([[-1e4, -100.0, 100.0, 1e4, 1.0, 1.0, 1.0, 1.0]])
     assert excess(silu_mul_exact(x), gate_mul(x)) <= 1.0
