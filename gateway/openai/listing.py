@@ -59,17 +59,26 @@ def told_page(shown: Sequence[Named], *, has_more: bool) -> Any:
     return {"data": shown, "first_id": first, "last_id": last, "has_more": has_more}
 
 
-def page_of(found: Sequence[Named], exchange: HttpExchange, *, most: int, default: int) -> Any:
-    """The fields of a Listing, of what was found, the newest first."""
+def page_of(
+    found: Sequence[Named],
+    exchange: HttpExchange,
+    *,
+    most: int,
+    default: int,
+    num_before: Callable[[str], int | None] = lambda _: None,
+) -> Any:
+    """The fields of a Listing, of what was found, the newest first. `num_before`: how many older
+    ones there are than one that was deleted, for who turns pages and deletes what was on them.
+    """
     limit, after, is_oldest_first = asked_page(exchange, most=most, default=default)
-    items = list(found)
-    if is_oldest_first:
-        items.reverse()
+    items = list(reversed(found)) if is_oldest_first else list(found)
     if after:
-        places = [index for index, each in enumerate(items) if each.id == after]
-        if not places:
+        start = next((index + 1 for index, each in enumerate(items) if each.id == after), None)
+        if start is None and (older := num_before(after)) is not None:
+            start = older if is_oldest_first else len(items) - older
+        if start is None:
             raise InvalidRequest("after", NOT_LISTED)
-        items = items[places[0] + 1 :]
+        items = items[start:]
     return told_page(items[:limit], has_more=len(items) > limit)
 
 

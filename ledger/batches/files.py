@@ -16,6 +16,8 @@ UPLOAD_S_MAX: Final = 3600
 FILES_MAX: Final = 10_000
 # What a file takes of the store besides its bytes, or a small one in all.
 FILE_BYTES_MIN: Final = 2048
+# How long the place of one that was deleted is remembered.
+PLACE_S: Final = 300
 # As shelf_page.lua tells them apart, by their ids.
 OF_PURPOSE: Final = {"": "all", "batch": "plain", "batch_output": "outputs"}
 # Heads read at once.
@@ -111,10 +113,14 @@ class Files:
         return found
 
     async def page(self, tenant: str, page: Page, *, purpose: str = "") -> tuple[list[str], bool]:
-        """As `shelf.page_of`; of all purposes, if it is left out."""
+        """As `shelf.page_of`; of all purposes, if it is left out. Behind one that was deleted just
+        now, too: who turns pages may delete what was on them.
+        """
         if purpose not in OF_PURPOSE:
             return [], False
-        return await page_of(self._store, tenant, FILES, page, of=OF_PURPOSE[purpose])
+        key = self._store.keys.file(tenant, page.after) if page.after else ""
+        of = OF_PURPOSE[purpose]
+        return await page_of(self._store, tenant, FILES, page, of=of, after_key=key)
 
     async def some(self, tenant: str, ids: Sequence[str]) -> AsyncIterator[StoredFile]:
         """Those of them that are still there, in their order."""
@@ -137,7 +143,7 @@ class Files:
         verdict, *_ = await self._store.script(
             scripts.FILE_DROP,
             (*keys.shelf(tenant), keys.file(tenant, id), *self._chunk_keys(tenant, id, chunks)),
-            (id,),
+            (id, PLACE_S),
         )
         if verdict == b"NONE":
             raise NotFound(f"file {id!r}")

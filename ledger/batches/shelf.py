@@ -20,15 +20,16 @@ class Page(NamedTuple):
 
 
 async def page_of(
-    store: Store, tenant: str, which: int, page: Page, *, of: str = "all"
+    store: Store, tenant: str, which: int, page: Page, *, of: str = "all", after_key: str = ""
 ) -> tuple[list[str], bool]:
-    """Ids, and whether there are more; `of` whom, as shelf_page.lua tells them apart.
+    """Ids, and whether there are more; `of` whom, as shelf_page.lua tells them apart. `after_key`:
+    where it is remembered for a while after it was deleted.
 
     NotFound: `after` is not in the list.
     """
     verdict, *found = await store.script(
         scripts.SHELF_PAGE,
-        store.keys.shelf(tenant),
+        (*store.keys.shelf(tenant), *([after_key] if after_key else ())),
         (which, int(page.is_oldest_first), page.after, page.limit, of),
     )
     if verdict == b"NONE":

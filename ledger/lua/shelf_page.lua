@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
 -- Ids of a page of what a tenant keeps, by when it was made; of the same second by id.
--- KEYS  meta, shelf:<tenant> as shelf.lua has it
+-- KEYS  meta, shelf:<tenant> as shelf.lua has it, of a file that is the id before: file:<tenant>:<id>
 -- ARGV  1 store nonce, 2 which: 2 files, 3 batches; 3 the oldest first (0, 1), 4 the id before the first one wanted, or none,
 --       5 how many, 6 of whom: all, plain or outputs, whose ids have a second dash
 -- reply {OK, id…}: one more, if there are more | {NONE}: no such id before | {STORE_LOST}
@@ -21,6 +21,12 @@ local function ids(first, last)
 end
 if ARGV[4] ~= '' then
   local rank = rank_of(ARGV[4])
+  local was_made = not rank and KEYS[6] and redis.call('HGET', KEYS[6], 'was_made')
+  if was_made then
+    redis.call('ZADD', made, was_made, ARGV[4])
+    rank = rank_of(ARGV[4]) - 1
+    redis.call('ZREM', made, ARGV[4])
+  end
   if not rank or not is_wanted(ARGV[4]) then return {'NONE'} end
   at = rank + 1
 end

@@ -256,6 +256,38 @@ async def test_a_list_is_read_page_by_page(redis_url: str, cell: str) -> None:
     await ledger.close()
 
 
+@pytest.mark.parametrize("is_oldest_first", [True, False])
+async def test_pages_go_on_behind_a_file_that_was_deleted(
+    redis_url: str, cell: str, is_oldest_first: bool
+) -> None:
+    """All of one second, and of several."""
+    ledger = await Ledger.connect(redis_url, cell=cell)
+    made = [f"file-{number:024x}" for number in range(9)]
+    for id in made:
+        await keep(ledger, id)
+    left, page = list(made if is_oldest_first else made[::-1]), Page(2, "", is_oldest_first)
+    async with Redis.from_url(redis_url) as client:
+        for number, id in enumerate(made):
+            at = number // 3
+            await client.zadd(ledger.keys.shelf("alice")[0], {id: at})
+            await client.hset(ledger.keys.file("alice", id), "created_at", at)
+    while left:
+        ids, has_more = await ledger.files.page("alice", page)
+        assert (ids, has_more) == (left[:2], len(left) > 2)
+        for id in ids:
+            await ledger.files.drop("alice", id, 1)
+            with pytest.raises(NotFound):
+                await ledger.files.drop("alice", id, 1)
+            with pytest.raises(NotFound):
+                await ledger.files.find("alice", id)
+        left, page = left[2:], page._replace(after=ids[-1])
+    assert await ledger.files.page("alice", page) == ([], False)
+    # Of another tenant there is no such place.
+    with pytest.raises(NotFound):
+        await ledger.files.page("bob", page)
+    await ledger.close()
+
+
 async def test_answers_of_live_batches_are_bounded_by_tenant(redis_url: str, cell: str) -> None:
     limits = LedgerLimits(files_bytes_max=10_000, files_ttl_s=100)
     ledger = await Ledger.connect(redis_url, cell=cell, limits=limits)

@@ -103,6 +103,24 @@ def test_it_is_made_looked_at_changed_and_deleted(client: OpenAI) -> None:
             ask(made.id)
 
 
+@pytest.mark.parametrize("order", ["asc", "desc"])
+@pytest.mark.parametrize("kept", [0, 1, 2])
+def test_pages_are_turned_while_what_was_on_them_is_deleted(
+    client: OpenAI, order: Any, kept: int
+) -> None:
+    """All, or all but every other one, or but the last of each page."""
+    said: Any = [{"role": "user", "content": str(number)} for number in range(7)]
+    talk = client.conversations.create(items=said)
+    ids = [each.id for each in items_of(client, talk.id)]
+    found = []
+    for each in client.conversations.items.list(talk.id, limit=3, order=order):
+        found.append(each.id)
+        if not kept or len(found) % (kept + 1):
+            client.conversations.items.delete(str(each.id), conversation_id=talk.id)
+    assert found == (ids if order == "asc" else ids[::-1])
+    assert len(items_of(client, talk.id)) == (7 // (kept + 1) if kept else 0)
+
+
 def test_a_response_goes_on_with_it_and_becomes_a_part_of_it(client: OpenAI) -> None:
     id = client.conversations.create().id
     assert items_of(client, id) == []

@@ -50,6 +50,19 @@ def test_files_are_listed_the_newest_first_and_page_by_page(client: OpenAI) -> N
         client.files.delete(file.id)
 
 
+@pytest.mark.parametrize("order", ["asc", "desc"])
+def test_pages_are_turned_while_what_was_on_them_is_deleted(client: OpenAI, order: Any) -> None:
+    made = {upload(client, b"{}\n").id for _ in range(5)}
+    found = []
+    for file in client.files.list(limit=2, purpose="batch", order=order):
+        found.append(file.id)
+        if file.id in made:
+            client.files.delete(file.id)
+    assert made <= set(found)
+    assert len(found) == len(set(found))
+    assert not made & {file.id for file in client.files.list()}
+
+
 def test_a_file_leaves_when_it_says_or_all_do(client: OpenAI) -> None:
     content = ("lines.jsonl", b"{}")
     for seconds, kept_s in ((3600, 3600), (30 * 24 * 3600, 48 * 3600)):

@@ -13,6 +13,8 @@ from service_kit.errors import InvalidRequest
 # As many as a prompt has messages.
 ITEMS_MAX: Final = 4096
 CONTENT_BYTES_MAX: Final = 16 << 20
+# Of so many items that were deleted it is remembered where they stood: as many as a page has.
+PLACES_MAX: Final = 100
 
 
 class Round(Struct, frozen=True, omit_defaults=True):
@@ -28,6 +30,8 @@ class Round(Struct, frozen=True, omit_defaults=True):
 class Content(Struct, frozen=True, kw_only=True):
     metadata: dict[str, str]
     rounds: Sequence[Round] = ()
+    # Of items that were deleted, the newest last: the one before each; "": it was the first.
+    places: dict[str, str] = msgspec.field(default_factory=dict)
 
     @property
     def items(self) -> list[Item]:
@@ -67,7 +71,21 @@ class Content(Struct, frozen=True, kw_only=True):
             left = [item for item in each.items if item.id != item_id]
             return msgspec.structs.replace(each, items=left)
 
-        return self._each(lambda each: each if each.is_open else cut(each))
+        ids = [item.id for item in self.items]
+        if item_id not in ids:
+            return self
+        before = ["", *ids][ids.index(item_id)]
+        places = {**dict([*self.places.items()][1 - PLACES_MAX :]), item_id: before}
+        left = self._each(lambda each: each if each.is_open else cut(each))
+        return msgspec.structs.replace(left, places=places)
+
+    def num_before(self, item_id: str) -> int | None:
+        """How many items stand before the place of one that was deleted. None: who knows."""
+        there = {id: number for number, id in enumerate(["", *(item.id for item in self.items)])}
+        # Whoever stood before it then may be gone by now, and was deleted later.
+        while item_id not in there and item_id in self.places:
+            item_id = self.places[item_id]
+        return there.get(item_id)
 
     def _each(self, edit: Callable[[Round], Round]) -> "Content":
         """A round without items and without a response is none."""

@@ -139,8 +139,10 @@ async def add_items(api: Api, exchange: HttpExchange, body: ItemsBody) -> None:
 
 async def list_items(api: Api, exchange: HttpExchange, _body: None) -> None:
     """The newest first, as all lists are."""
-    items = (await _found(api, exchange)).content.items[::-1]
-    reply = InputItems(**page_of(items, exchange, most=ITEMS_LISTED_MAX, default=ITEMS))
+    content = (await _found(api, exchange)).content
+    items, num_before = content.items[::-1], content.num_before
+    page = page_of(items, exchange, most=ITEMS_LISTED_MAX, default=ITEMS, num_before=num_before)
+    reply = InputItems(**page)
     await exchange.send_json(200, reply)
 
 

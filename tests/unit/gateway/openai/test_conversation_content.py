@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.openai.conversations.content import ITEMS_MAX, Content, Round
+from gateway.openai.conversations.content import ITEMS_MAX, PLACES_MAX, Content, Round
 from gateway.openai.packing import unpacked
 from gateway.openai.responses.reply import (
     CallItem,
@@ -53,6 +53,20 @@ def test_an_item_is_taken_out() -> None:
     assert ids(closed.without("b")) == ["a", "c"]
     # The same request again is still known.
     assert closed.without("b").has_round_of("r1")
+
+
+def test_where_an_item_stood_is_remembered_for_a_page() -> None:
+    content = Content(metadata={}, rounds=[Round([message(id) for id in "abcd"])])
+    for gone in "bca":
+        content = content.without(gone)
+    assert [content.num_before(id) for id in "abcx"] == [0, 0, 0, None]
+    assert content.num_before("d") == 1
+    many = [f"m{number}" for number in range(PLACES_MAX + 1)]
+    content = content.with_round(Round([message(id) for id in many]))
+    for id in many[::-1]:
+        content = content.without(id)
+    assert len(content.places) == PLACES_MAX
+    assert [content.num_before(id) for id in (many[0], many[-2], many[-1])] == [1, 1, None]
 
 
 async def test_it_comes_back_as_it_was_and_is_bounded() -> None:
