@@ -46,22 +46,27 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
 # Of OpenAI's API and other servers': where there is what such a path is for.
 ELSEWHERE: Final = {
     "/v1/chat/completions": "chats are not kept; POST /v1/responses keeps what it answers",
+    "/v1/responses/compact": "nothing is compacted; truncation auto leaves out the oldest turns",
+    "/v1/uploads": "POST /v1/files takes a file whole",
+    "/v1/messages": "Anthropic's API is not here; there are /v1/chat/completions and /v1/responses",
+    "/v1/vector_stores": "nothing is searched here; files are for /v1/batches",
     **dict.fromkeys(
-        ("/v1/assistants", "/v1/threads"), "there are /v1/conversations and /v1/responses"
+        ("/v1/assistants", "/v1/threads", "/v1/realtime"),
+        "there are /v1/conversations and /v1/responses",
     ),
     **dict.fromkeys(
         ("/chat", "/completions", "/models", "/responses", "/files", "/batches"),
         "OpenAI's paths begin with /v1",
     ),
     **dict.fromkeys(
-        ("/generate", "/generate_stream", "/completion", "/invocations", "/api"),
+        ("/generate", "/generate_stream", "/completion", "/invocations", "/api", "/v1/engines"),
         "there are /v1/completions and /v1/chat/completions",
     ),
     **dict.fromkeys(
         (
             *("/v1/embeddings", "/v1/rerank", "/v1/score", "/v1/moderations", "/v1/images"),
-            *("/v1/audio", "/v1/fine_tuning", "/embed", "/rerank", "/score", "/classify"),
-            *("/pooling",),
+            *("/v1/audio", "/v1/videos", "/v1/fine_tuning", "/v1/evals", "/v1/containers"),
+            *("/embed", "/embeddings", "/rerank", "/score", "/classify", "/pooling"),
         ),
         "this server generates text, and nothing else",
     ),
@@ -101,7 +106,9 @@ async def _routed(router: Router, scope: Scope, receive: Receive, send: Send) ->
         await router(scope, receive, send)
     except HTTPException as error:
         path = scope["path"][:128]
-        message = f"{scope['method']} {path}: {error.detail}{_elsewhere(router, scope)}"
+        allowed = sorted((error.headers or {}).get("Allow", "").split(", "))
+        takes = f"; it takes {', '.join(allowed)}" if any(allowed) else ""
+        message = f"{scope['method']} {path}: {error.detail}{takes}{_elsewhere(router, scope)}"
         code = HTTP_CODES.get(error.status_code)
         raise errors.HttpError(error.status_code, message, code, error.headers) from None
 

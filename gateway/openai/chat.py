@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 from pydantic import Discriminator, Tag
@@ -267,6 +267,16 @@ class ChatBody(GenerationBody, ConversationBody):
 
     FORMAT = CHAT
     identity = CHAT.id_prefix.encode()
+    hints: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("input", "prompt"), "here it is messages"),
+        **dict.fromkeys(
+            ("background", "include", "previous_response_id", "reasoning", "truncation"),
+            "it is for POST /v1/responses",
+        ),
+        "instructions": "here it is a message of the role system",
+        "max_output_tokens": "here it is max_completion_tokens",
+        "text": "here it is response_format",
+    }
 
     messages: Annotated[list[ChatMessageBody], FAIL_FAST]
     """What the model's chat template takes; together they leave room for an output token. Texts

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Final, Literal
+from typing import ClassVar, Final, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -92,6 +92,12 @@ class CompletionBody(GenerationBody):
 
     FORMAT = COMPLETION
     identity = COMPLETION.id_prefix.encode()
+    hints: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("max_completion_tokens", "max_output_tokens"), "here it is max_tokens"),
+        **dict.fromkeys(("messages", "reasoning_effort"), "it is for POST /v1/chat/completions"),
+        "input": "here it is prompt",
+        "top_logprobs": "here it is logprobs, a number",
+    }
 
     prompt: str | Ids | Texts | IdLists
     """Must become at least one token, which an empty text does only where the tokenizer adds one,

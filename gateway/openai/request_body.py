@@ -99,7 +99,10 @@ ELSEWHERE: Final = {
     "rid": NAMING,
     "separate_reasoning": "must be true: reasoning is told apart from the text",
     "store": "is not for chats and completions: only POST /v1/responses keeps what it answers",
+    "tool_choice": "is for chats: POST /v1/chat/completions and /v1/responses",
+    "tools": "is for chats: POST /v1/chat/completions and /v1/responses",
     "stream_reasoning": "must be true: it comes as it is said",
+    "verbosity": "must be low, medium or high",
     "truncate_prompt_tokens": f"{UNSUPPORTED}: a prompt is computed whole, or refused as too long",
 }
 # OpenAI's bounds of what it keeps for its client.
@@ -134,6 +137,8 @@ Biases = Annotated[dict[str, float], BeforeValidator(_few)]
 class RequestBody(BaseModel):
     # What its bytes are hashed after: two endpoints may read the same ones in two ways.
     identity: ClassVar[bytes] = b""
+    # What others call a field, and what it is here.
+    hints: ClassVar[Mapping[str, str]] = {}
     # Docstrings of fields are their descriptions in the OpenAPI document.
     model_config = ConfigDict(
         strict=True, extra="forbid", frozen=True, use_attribute_docstrings=True
@@ -151,7 +156,10 @@ class RequestBody(BaseModel):
             return content
         unknown = [key for key in content if key not in known and content[key] is not None]
         if unknown and info.context is None and not _is_another(cls, content):
-            raise PydanticCustomError("unknown", "is not a known field", {"key": unknown[0]})
+            hint = "".join(f"; {cls.hints[key]}" for key in unknown[:1] if key in cls.hints)
+            raise PydanticCustomError(
+                "unknown", "is not a known field{hint}", {"key": unknown[0], "hint": hint}
+            )
         noted = {} if info.context is None else info.context
         for key in unknown:
             if len(noted) < NAMES_MAX:

@@ -99,6 +99,20 @@ def test_no_such_path_or_method(client: OpenAI) -> None:
     with pytest.raises(openai.APIStatusError) as refused:
         client.models.delete(MODEL)
     assert refused.value.status_code == 405
+    with pytest.raises(openai.APIStatusError, match="it takes POST"):
+        client.get("/responses", cast_to=object)
+    with pytest.raises(openai.APIStatusError, match="truncation auto leaves out the oldest turns"):
+        client.post("/responses/compact", body={"model": MODEL}, cast_to=object)
+    for path, hint in (
+        ("moderations", "generates text, and nothing else"),
+        ("audio/speech", "generates text, and nothing else"),
+        ("uploads", "POST /v1/files takes a file whole"),
+        ("vector_stores", "files are for /v1/batches"),
+        ("messages", "there are /v1/chat/completions and /v1/responses"),
+    ):
+        with pytest.raises(openai.NotFoundError, match=hint) as absent:
+            client.post(f"/{path}", body={"model": MODEL}, cast_to=object)
+        assert absent.value.code == "unknown_url"
     # What is here under another name is named.
     bare = client.with_options(base_url=str(client.base_url).removesuffix("v1/"))
     with pytest.raises(openai.NotFoundError, match="paths begin with /v1"):

@@ -78,6 +78,8 @@ def test_logprobs_are_as_in_chat(client: OpenAI) -> None:
     assert expected is not None
     assert expected.content is not None
     assert [each.to_dict() for each in told] == [each.to_dict() for each in expected.content]
+    again = client.responses.retrieve(response.id, include=["message.output_text.logprobs"])
+    assert again == response
 
 
 @pytest.mark.parametrize("options", [{}, {"include": ["message.output_text.logprobs"]}])
@@ -315,6 +317,17 @@ def test_the_same_key_is_the_same_response(client: OpenAI) -> None:
         ("text.format", "is required", {"text": {"format": {"type": "json_schema"}}}),
         ("text.format.type", "'json_schema'", {"text": {"format": {"type": "grammar"}}}),
         ("temperature", "2", {"temperature": 3.0}),
+        *(
+            (name, f"{name}: is not a known field; {hint}", {"extra_body": {name: value}})
+            for name, value, hint in (
+                ("max_tokens", 5, "here it is max_output_tokens"),
+                ("max_completion_tokens", 5, "here it is max_output_tokens"),
+                ("response_format", {"type": "text"}, "here it is text.format"),
+                ("messages", [SAID], "here it is input"),
+                ("logprobs", True, "here it is include, with 'message.output_text.logprobs'"),
+                ("n", 2, "a response has one answer"),
+            )
+        ),
         ("prompt_cache_options.prewarm", "False", {"prompt_cache_options": {"prewarm": True}}),
     ],
 )
@@ -357,6 +370,10 @@ def test_a_query_that_says_nothing_is_refused(client: OpenAI, query: dict[str, s
     response = client.responses.create(**GREEDY, input="Hello!", max_output_tokens=1)
     with pytest.raises(BadRequestError, match="stream: must be true or false, got '"):
         client.responses.retrieve(response.id, extra_query=query)
+    with pytest.raises(BadRequestError, match=r"include: 'message.* was not asked for with the"):
+        client.responses.retrieve(response.id, include=["message.output_text.logprobs"])
+    with pytest.raises(BadRequestError, match=r"include: must be of .*, got 'all'"):
+        client.responses.retrieve(response.id, extra_query={"include": "all"})
     with pytest.raises(BadRequestError, match="order: must be asc or desc, got 'up'"):
         client.responses.input_items.list(response.id, extra_query={"order": "up"})
 

@@ -97,6 +97,14 @@ async def test_responses_are_parsed(async_client: AsyncOpenAI) -> None:
         assert text.to_dict() == asked["text"]
 
 
+def test_a_schema_without_a_name_is_told_with_one(client: OpenAI) -> None:
+    form: Any = {"type": "json_schema", "schema": {"enum": [7]}}
+    response = client.responses.create(model=MODEL, input="One crab.", text={"format": form})
+    assert response.output_text == "7"
+    told: Any = response.text and response.text.format
+    assert (told.name, told.schema_) == ("schema", {"enum": [7]})
+
+
 def test_any_object(client: OpenAI) -> None:
     reply = client.chat.completions.create(
         model=MODEL,

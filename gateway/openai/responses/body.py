@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from gateway.http.json_body import cut
 from gateway.openai.chat import RefusalPart
-from gateway.openai.fields.structured_outputs import ResponseTextFormat
+from gateway.openai.fields.structured_outputs import OTHER_NAMES, ResponseTextFormat
 from gateway.openai.fields.tools import Choice, Chosen, calling, tools_of
 from gateway.openai.generation_body import SamplingBody
 from gateway.openai.packing import keepable
@@ -252,6 +252,15 @@ class ResponseBody(SamplingBody):
     """POST /v1/responses."""
 
     identity: ClassVar[bytes] = request_ids.RESPONSE.encode()
+    hints: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("messages", "prompt"), "here it is input"),
+        **dict.fromkeys(("max_tokens", "max_completion_tokens"), "here it is max_output_tokens"),
+        **dict.fromkeys(OTHER_NAMES, "here it is structured_outputs"),
+        "logprobs": f"here it is include, with {LOGPROBS_INCLUDED!r}",
+        "n": "a response has one answer",
+        "reasoning_effort": "here it is reasoning.effort",
+        "response_format": "here it is text.format",
+    }
 
     input: str | Annotated[list[GivenItem], FAIL_FAST]
     """A user's text, or turns that the model's chat template takes."""
@@ -338,7 +347,8 @@ class ResponseBody(SamplingBody):
         if asked.type == "json_object":
             return AnyJson()
         return JsonOfSchema(
-            name=asked.name,
+            # OpenAI's clients read a text.
+            name=asked.name or "schema",
             description=asked.description,
             # Without one it is refused.
             schema=keepable(asked.schema_ or {}),

@@ -79,6 +79,33 @@ def test_it_is_said_once_and_complained_of_by_its_name(kind: type[GenerationBody
     assert "at most 65536 bytes" in refusal(kind, guided_grammar="x" * 65_537)
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "hint"),
+    [
+        (ChatBody, "prompt", "here it is messages"),
+        (ChatBody, "input", "here it is messages"),
+        (ChatBody, "max_output_tokens", "here it is max_completion_tokens"),
+        (ChatBody, "text", "here it is response_format"),
+        (ChatBody, "previous_response_id", "it is for POST /v1/responses"),
+        (CompletionBody, "messages", "it is for POST /v1/chat/completions"),
+        (CompletionBody, "max_completion_tokens", "here it is max_tokens"),
+        (CompletionBody, "top_logprobs", "here it is logprobs, a number"),
+    ],
+)
+def test_what_is_called_otherwise_here_is_told(
+    kind: type[GenerationBody], name: str, hint: str
+) -> None:
+    assert refusal(kind, **{name: ["x"]}) == f"{name}: is not a known field; {hint}"
+    # Unless it says nothing.
+    asked(kind, **{name: None})
+
+
+def test_tools_are_for_chats() -> None:
+    assert "POST /v1/chat/completions" in refusal(CompletionBody, tools=[{"type": "function"}])
+    assert "POST /v1/chat/completions" in refusal(CompletionBody, tool_choice="required")
+    asked(CompletionBody, tools=[], tool_choice="auto")
+
+
 @KINDS
 @pytest.mark.parametrize(
     ("name", "nothing", "something", "rule"),
