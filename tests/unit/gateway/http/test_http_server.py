@@ -8,15 +8,19 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
+import h11
 import pytest
 from structlog.testing import capture_logs
 
 from gateway.http import connection
 from gateway.http import server as http_server
-from gateway.http.connection import ConnectionLimits
+from gateway.http.connection import CHUNK_BYTES_MIN, ConnectionLimits
 from gateway.http.open_files import FILES_BESIDE, make_room
 from gateway.http.server import HttpServer
 from tests.support.answers import until
+
+# Of a socket at once, by asyncio.
+READ_BYTES: Final = 256 << 10
 
 
 async def app(scope: Any, _receive: Any, send: Any) -> None:
@@ -236,6 +240,39 @@ async def test_a_body_of_crumbs_is_sent_away(answers_first: bool) -> None:
     for body in (chunks, crumbs[:3_000]):
         reply = await told(port, head + body + end)
         assert reply.startswith(b"HTTP/1.1 200 OK\r\n")
+    await server.stop()
+
+
+@pytest.mark.parametrize("chunk", [b"1\r\nx\r\n", b"50\r\n%b\r\n" % (b"x" * 80)])
+async def test_nobody_waits_for_more_chunks_than_a_read_may_have(
+    monkeypatch: Any, chunk: bytes
+) -> None:
+    """Each takes microseconds, and until all of a read are looked at nobody else is answered."""
+    since, most = 0, 0
+    next_event = h11.Connection.next_event
+
+    def counted(self: h11.Connection) -> Any:
+        nonlocal since, most
+        event = next_event(self)
+        since += isinstance(event, h11.Data) and event.chunk_end
+        most = max(most, since)
+        return event
+
+    async def another() -> None:
+        nonlocal since
+        while True:
+            since = 0
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(h11.Connection, "next_event", counted)
+    server = HttpServer(app, "127.0.0.1", 0)
+    port = server.bind()
+    await server.start()
+    task = asyncio.create_task(another())
+    head = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+    await told(port, head + chunk * 20_000 + b"0\r\n\r\n")
+    task.cancel()
+    assert 0 < most <= READ_BYTES // CHUNK_BYTES_MIN
     await server.stop()
 
 
