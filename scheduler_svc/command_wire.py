@@ -258,7 +258,10 @@ def _step_done(result: StepResult, record_tokens: Sequence[int]) -> ResultInput:
         token_ids=() if result.tokens == tuple(record_tokens) else result.tokens,
         token_counts=result.token_counts,
         finished=[RowFinished(slot=s, reason=wire.REASON_TO_PROTO[why]) for s, why in finished],
-        errors=[RowError(slot=s, message=error) for s, error in result.errors.items()],
+        errors=[
+            RowError(slot=s, message=error, is_unsatisfiable=why is Reason.UNSATISFIABLE)
+            for s, (why, error) in result.errors.items()
+        ],
         prompt_logprobs=[
             RowPromptLogprobs(slot=s, logprobs=_positions(run))
             for s, run in result.prompt_logprobs.items()

@@ -73,6 +73,7 @@ HOW_LOST: Final = {True: "crash", False: "leave", None: "disconnect"}
 GRAVEST_FIRST: Final = (
     Reason.ERROR,
     Reason.UNSERVED,
+    Reason.UNSATISFIABLE,
     Reason.DEADLINE_EXCEEDED,
     Reason.CANCELLED,
     Reason.LENGTH,

@@ -156,9 +156,13 @@ def _missing(sequence_id: SequenceId) -> str:
 
 def _finished(ending: SequenceFinished) -> Finished:
     reason = wire.REASON_FROM_PROTO.get(ending.reason, Reason.ERROR)
+    if ending.is_retryable:
+        reason = Reason.UNSERVED
+    elif ending.is_unsatisfiable:
+        reason = Reason.UNSATISFIABLE
     return Finished(
         sequence_id=ending.sequence_id,
-        reason=Reason.UNSERVED if ending.is_retryable else reason,
+        reason=reason,
         num_output_tokens=ending.output_tokens,
         error=ending.error,
     )

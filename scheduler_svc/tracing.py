@@ -40,7 +40,9 @@ MEMBERS_TOLD_MAX: Final = 32
 # Plans per second that are traced, with their steps, when nothing special happens in them.
 PLANS_PER_S: Final = 10
 # Requests that end like this are traced whoever was not interested before.
-FAILED: Final = frozenset({Reason.ERROR, Reason.UNSERVED, Reason.DEADLINE_EXCEEDED})
+FAILED: Final = frozenset(
+    {Reason.ERROR, Reason.UNSERVED, Reason.UNSATISFIABLE, Reason.DEADLINE_EXCEEDED}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,6 +56,7 @@ REASON_TO_PROTO: Final = {
     Reason.CANCELLED: FINISH_REASON_CANCELLED,
     Reason.DEADLINE_EXCEEDED: FINISH_REASON_DEADLINE_EXCEEDED,
     Reason.UNSERVED: FINISH_REASON_ERROR,
+    Reason.UNSATISFIABLE: FINISH_REASON_ERROR,
     # The last: what FINISH_REASON_ERROR is read as.
     Reason.ERROR: FINISH_REASON_ERROR,
 }
@@ -191,7 +192,10 @@ def step_from_proto(worker_id: str, message: StepMessage) -> StepResult:
         if row.reason not in ROW_REASONS:
             raise ResultRejected(f"slot {row.slot}: reason {row.reason} is not STOP or LENGTH")
         finished[row.slot] = ROW_REASONS[row.reason]
-    errors = {row.slot: row.message for row in message.errors}
+    errors = {
+        row.slot: (Reason.UNSATISFIABLE if row.is_unsatisfiable else Reason.ERROR, row.message)
+        for row in message.errors
+    }
     prompt_logprobs = {row.slot: _positions(row.logprobs) for row in message.prompt_logprobs}
     if len(finished) < len(message.finished) or len(errors) < len(message.errors):
         raise ResultRejected(f"plan {message.plan_id}: a row ended or failed twice")
@@ -380,6 +384,7 @@ def finished_to_proto(finished: Finished) -> SequenceFinished:
         output_tokens=finished.num_output_tokens,
         error=finished.error,
         is_retryable=finished.reason is Reason.UNSERVED,
+        is_unsatisfiable=finished.reason is Reason.UNSATISFIABLE,
     )
 
 

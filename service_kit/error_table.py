@@ -44,6 +44,7 @@ TABLE: Final[dict[type[errors.KaitenError], Row]] = {
     errors.Forbidden: Row(StatusCode.PERMISSION_DENIED, 403, CLIENT, "forbidden"),
     # It cost workers before it was given up: whoever sends it again kills more of them.
     errors.Failed: Row(StatusCode.INTERNAL, 500, SERVER, "generation_failed"),
+    errors.Unsatisfiable: Row(StatusCode.INVALID_ARGUMENT, 400, CLIENT, "unsatisfiable"),
     errors.ConfigError: Row(StatusCode.FAILED_PRECONDITION, 500, SERVER, "misconfigured"),
 }
 

@@ -168,6 +168,13 @@ class Failed(KaitenError):
     """The system could not compute a choice; the sentence is the worker's."""
 
 
+class Unsatisfiable(KaitenError):
+    """A choice had no token to go on with, by what its request asks; the reason is the worker's."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the output cannot go on as it was asked for: {reason}")
+
+
 class Unauthenticated(KaitenError):
     """The caller did not prove who it is."""
 

@@ -129,6 +129,7 @@ def finished_to_proto(event: Finished) -> pb.ChoiceFinished:
         output_tokens=event.output_tokens,
         error=event.error,
         is_retryable=event.is_retryable,
+        is_unsatisfiable=event.is_unsatisfiable,
     )
 
 

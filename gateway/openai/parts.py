@@ -20,7 +20,7 @@ from gateway.text.tools.flat import Call, flat, joined
 from gateway.text.tools.parser import Piece
 from kaiten.v1 import inference_service_pb2 as pb
 from kaiten.v1.common_pb2 import FinishReason
-from service_kit.errors import Cancelled, DeadlineExceeded, Failed, Unserved
+from service_kit.errors import Cancelled, DeadlineExceeded, Failed, Unsatisfiable, Unserved
 
 # Of one choice, before they are put together: each takes more than its text.
 PARTS_MAX: Final = 1024
@@ -298,4 +298,6 @@ def reason_of(finished: Finished) -> Reason:
         raise DeadlineExceeded(phase, finished.error)
     if finished.is_retryable:
         raise Unserved(finished.error)
+    if finished.is_unsatisfiable:
+        raise Unsatisfiable(finished.error)
     raise Failed(finished.error or "the system could not compute this choice")

@@ -76,6 +76,21 @@ class Finished(NamedTuple):
     call_count: int = 0
     # Of an error: sent again, under another id, it may be served.
     is_retryable: bool = False
+    # Of an error: what the request asks of its output left it no token.
+    is_unsatisfiable: bool = False
+
+    @classmethod
+    def of(cls, choice: int, ended: SequenceFinished, calls: int = 0) -> Self:
+        """As the journal has it."""
+        return cls(
+            choice,
+            ended.reason,
+            ended.output_tokens,
+            ended.error,
+            calls,
+            ended.is_retryable,
+            ended.is_unsatisfiable,
+        )
 
 
 class Done(NamedTuple):
@@ -173,8 +188,7 @@ class Choice:
         if is_stopped:
             self.end = Finished(self.index, STOP, self.text.output_tokens, "", calls)
         elif ended is not None:
-            count, reason = ended.output_tokens, ended.reason
-            self.end = Finished(self.index, reason, count, ended.error, calls, ended.is_retryable)
+            self.end = Finished.of(self.index, ended, calls)
         if self.end is not None:
             events.append(self.end)
         return events
@@ -183,8 +197,9 @@ class Choice:
         """Only the end is told, and once."""
         if ended is None or self.end is not None:
             return []
-        reason = LENGTH if ended.reason == STOP else ended.reason
-        self.end = Finished(self.index, reason, 0, ended.error, is_retryable=ended.is_retryable)
+        end = Finished.of(self.index, ended)
+        reason = LENGTH if end.reason == STOP else end.reason
+        self.end = end._replace(reason=reason, output_tokens=0)
         return [self.end]
 
     def _show(self, update: Update, fed: Fed, events: list[Event]) -> None:

@@ -15,20 +15,27 @@ class Restraints(NamedTuple):
     grammar: GrammarRow | None = None
 
 
-def why_broken(restraints: Restraints, ends: RowEnds, row: int, vocab_size: int) -> str:
+class Broken(NamedTuple):
+    """Why a row ends. `is_unsatisfiable`: by its own rules, not by the model."""
+
+    reason: str
+    is_unsatisfiable: bool = True
+
+
+def why_broken(restraints: Restraints, ends: RowEnds, row: int, vocab_size: int) -> Broken:
     """`row`: which one of `ends`. The restraints are as they were before its step."""
     grammar = restraints.grammar
     if grammar is not None and grammar.problem:
-        return f"structured_outputs: {grammar.problem}"
+        return Broken(f"structured_outputs: {grammar.problem}")
     is_masked = ends.num_tokens[row] < ends.masked_until[row]
     # Padding among them forbids nothing: it is no token.
     forbidden = ends.stops[row] if is_masked else ends.stops[row, :0]
     if _is_exhausted(restraints, forbidden, vocab_size):
-        return (
+        return Broken(
             "allowed_token_ids, bad_words, min_tokens and structured_outputs leave no token to "
             "sample"
         )
-    return "the model's logits are not numbers"
+    return Broken("the model's logits are not numbers", is_unsatisfiable=False)
 
 
 def _is_exhausted(restraints: Restraints, stops: IntArray, vocab_size: int) -> bool:

@@ -138,6 +138,8 @@ class StepOutcome:
     logprobs: tuple[RowLogprobs, ...] = ()
     finished: tuple[tuple[int, FinishReason], ...] = ()
     errors: tuple[tuple[int, str], ...] = ()
+    # Slots of those whom their own rules left no token.
+    unsatisfiable: tuple[int, ...] = ()
     prompt_logprobs: tuple[RowPromptLogprobs, ...] = ()
 
     def __post_init__(self) -> None:

@@ -14,7 +14,7 @@ from functools import partial
 
 import numpy as np
 
-from gpu_worker.batch.broken_rows import Restraints, why_broken
+from gpu_worker.batch.broken_rows import Broken, Restraints, why_broken
 from gpu_worker.batch.plan_validation import Columns, RowLimits, require, validate_plan
 from gpu_worker.batch.plans import FinishReason, Join, Plan, RowLogprobs, StepOutcome
 from gpu_worker.batch.prompt_logprobs import (
@@ -388,10 +388,10 @@ class Rows:
         if self._grammars is not None and goes_on.any():
             self._grammars.see(sampled[goes_on].tolist(), samples.token_ids[goes_on].tolist())
         is_broken = is_there & ~is_ok
-        errors = tuple(
-            (int(sampled[row]), self._why_broken(ends, row, int(sampled[row]), stays=stays[row]))
+        broken = {
+            int(sampled[row]): self._why_broken(ends, row, int(sampled[row]), stays=stays[row])
             for row in np.flatnonzero(is_broken).tolist()
-        )
+        }
         self._close(sampled, ends, stays & is_there & (is_broken | is_stop), is_ok)
         self._left.clear()
         return StepOutcome(
@@ -402,7 +402,8 @@ class Rows:
                 (int(sampled[row]), FinishReason.STOP if is_stop[row] else FinishReason.LENGTH)
                 for row in np.flatnonzero(is_over)
             ),
-            errors=errors,
+            errors=tuple((slot, why.reason) for slot, why in broken.items()),
+            unsatisfiable=tuple(slot for slot, why in broken.items() if why.is_unsatisfiable),
             prompt_logprobs=row_prompt_logprobs(step, samples, sampled[is_broken]),
         )
 
@@ -418,7 +419,7 @@ class Rows:
             if rules := self._rules.get(slot):
                 rules.see(token_id)
 
-    def _why_broken(self, ends: RowEnds, row: int, slot: int, *, stays: bool) -> str:
+    def _why_broken(self, ends: RowEnds, row: int, slot: int, *, stays: bool) -> Broken:
         own = self._restraints(slot) if stays else self._left.get(slot, Restraints())
         return why_broken(own, ends, row, self.limits.vocab_size)
 

@@ -67,5 +67,6 @@ def _merged(outcomes: Iterable[StepOutcome]) -> StepOutcome:
         logprobs=tuple(chain.from_iterable(part.logprobs for part in parts)),
         finished=tuple(chain.from_iterable(part.finished for part in parts)),
         errors=tuple(chain.from_iterable(part.errors for part in parts)),
+        unsatisfiable=tuple(chain.from_iterable(part.unsatisfiable for part in parts)),
         prompt_logprobs=tuple(chain.from_iterable(part.prompt_logprobs for part in parts)),
     )

@@ -141,7 +141,10 @@ def result_to_proto(result: StepResult, *, boot_id: str) -> worker_service_pb2.S
             for slot, reason in outcome.finished
         ],
         errors=[
-            worker_service_pb2.RowError(slot=slot, message=text) for slot, text in outcome.errors
+            worker_service_pb2.RowError(
+                slot=slot, message=text, is_unsatisfiable=slot in outcome.unsatisfiable
+            )
+            for slot, text in outcome.errors
         ],
         is_last=result.is_last,
         timings=_timings_to_proto(result.timings),

@@ -52,6 +52,7 @@ class _ChoiceSoFar:
     output_tokens: int = 0
     error: str = ""
     is_retryable: bool = False
+    is_unsatisfiable: bool = False
 
 
 class Following:
@@ -212,6 +213,7 @@ class Following:
         choice.output_tokens = finished.output_tokens
         choice.error = finished.error
         choice.is_retryable = finished.is_retryable
+        choice.is_unsatisfiable = finished.is_unsatisfiable
 
 
 def _whole(choice: _ChoiceSoFar) -> Choice:
@@ -225,6 +227,7 @@ def _whole(choice: _ChoiceSoFar) -> Choice:
         logprobs=tuple(choice.logprobs),
         error=choice.error,
         is_retryable=choice.is_retryable,
+        is_unsatisfiable=choice.is_unsatisfiable,
         reasoning="".join(choice.reasoning),
         tool_calls=tuple(_call(parts) for parts in choice.calls.values()),
     )

@@ -84,6 +84,8 @@ class Choice:
     error: str = ""
     # With that: sent again, under another id, it may be served.
     is_retryable: bool = False
+    # With that: what the request asks of its output left it no token.
+    is_unsatisfiable: bool = False
     # With `parse_output` only.
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()

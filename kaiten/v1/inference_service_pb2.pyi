@@ -270,18 +270,20 @@ class ToolCallDelta(_message.Message):
     def __init__(self, index: _Optional[int] = ..., id: _Optional[str] = ..., name: _Optional[str] = ..., arguments: _Optional[str] = ...) -> None: ...
 
 class ChoiceFinished(_message.Message):
-    __slots__ = ("choice", "reason", "output_tokens", "error", "is_retryable")
+    __slots__ = ("choice", "reason", "output_tokens", "error", "is_retryable", "is_unsatisfiable")
     CHOICE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     IS_RETRYABLE_FIELD_NUMBER: _ClassVar[int]
+    IS_UNSATISFIABLE_FIELD_NUMBER: _ClassVar[int]
     choice: int
     reason: _common_pb2.FinishReason
     output_tokens: int
     error: str
     is_retryable: bool
-    def __init__(self, choice: _Optional[int] = ..., reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., output_tokens: _Optional[int] = ..., error: _Optional[str] = ..., is_retryable: bool = ...) -> None: ...
+    is_unsatisfiable: bool
+    def __init__(self, choice: _Optional[int] = ..., reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., output_tokens: _Optional[int] = ..., error: _Optional[str] = ..., is_retryable: bool = ..., is_unsatisfiable: bool = ...) -> None: ...
 
 class Done(_message.Message):
     __slots__ = ("usage", "timings")

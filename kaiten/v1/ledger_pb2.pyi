@@ -128,20 +128,22 @@ class SequenceLogprobs(_message.Message):
     def __init__(self, sequence_id: _Optional[int] = ..., logprobs: _Optional[_Union[_common_pb2.TokenLogprobs, _Mapping]] = ...) -> None: ...
 
 class SequenceFinished(_message.Message):
-    __slots__ = ("sequence_id", "reason", "output_tokens", "error", "done", "is_retryable")
+    __slots__ = ("sequence_id", "reason", "output_tokens", "error", "done", "is_retryable", "is_unsatisfiable")
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     IS_RETRYABLE_FIELD_NUMBER: _ClassVar[int]
+    IS_UNSATISFIABLE_FIELD_NUMBER: _ClassVar[int]
     sequence_id: int
     reason: _common_pb2.FinishReason
     output_tokens: int
     error: str
     done: _inference_service_pb2.Done
     is_retryable: bool
-    def __init__(self, sequence_id: _Optional[int] = ..., reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., output_tokens: _Optional[int] = ..., error: _Optional[str] = ..., done: _Optional[_Union[_inference_service_pb2.Done, _Mapping]] = ..., is_retryable: bool = ...) -> None: ...
+    is_unsatisfiable: bool
+    def __init__(self, sequence_id: _Optional[int] = ..., reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., output_tokens: _Optional[int] = ..., error: _Optional[str] = ..., done: _Optional[_Union[_inference_service_pb2.Done, _Mapping]] = ..., is_retryable: bool = ..., is_unsatisfiable: bool = ...) -> None: ...
 
 class StepRecord(_message.Message):
     __slots__ = ("worker_id", "plan_id", "step", "timings")

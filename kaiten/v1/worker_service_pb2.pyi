@@ -234,12 +234,14 @@ class RowFinished(_message.Message):
     def __init__(self, slot: _Optional[int] = ..., reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ...) -> None: ...
 
 class RowError(_message.Message):
-    __slots__ = ("slot", "message")
+    __slots__ = ("slot", "message", "is_unsatisfiable")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    IS_UNSATISFIABLE_FIELD_NUMBER: _ClassVar[int]
     slot: int
     message: str
-    def __init__(self, slot: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
+    is_unsatisfiable: bool
+    def __init__(self, slot: _Optional[int] = ..., message: _Optional[str] = ..., is_unsatisfiable: bool = ...) -> None: ...
 
 class StepTimings(_message.Message):
     __slots__ = ("wait_us", "forward_us", "sample_us", "tokens_computed", "rows", "is_graph")

@@ -61,8 +61,7 @@ def _check_counts(worker: Worker, flight: Flight, result: StepResult) -> None:
     if len(counts) not in (0, len(result.slots)):
         raise ResultRejected(f"plan {result.plan_id}: {len(counts)} token counts, not one per slot")
     for slot, count in zip(result.slots, counts, strict=False):
-        is_chunk = result.step == 0 and slot in flight.chunks
-        most = 1 if is_chunk else worker.spec.slot_tokens_max
+        most = 1 if result.step == 0 and slot in flight.chunks else worker.spec.slot_tokens_max
         if not 1 <= count <= most:
             raise ResultRejected(f"slot {slot} was given {count} tokens, not 1 to {most}")
 
@@ -108,13 +107,12 @@ def _check_prompt_logprobs(flight: Flight, result: StepResult) -> None:
     """Of every chunk exactly the prompt positions whose log-probabilities it was to bring."""
     expected: dict[SlotIndex, range] = {}
     for slot, count in flight.chunks.items() if result.step == 0 else ():
+        positions: range | None = None
         if (sequence := _resident(flight, slot)) is None:
             # It never happened, so nobody knows what it had done.
             positions = result.prompt_logprobs.get(slot)
         elif slot not in result.errors:
             positions = sequence.prompt_logprobs_of(count)
-        else:
-            positions = None
         if positions:
             expected[slot] = positions
     if expected != result.prompt_logprobs:
@@ -140,13 +138,14 @@ def book_result(
     worker.advance(flight, {*result.finished, *result.errors}, is_last=result.is_last)
     worker.end_step(result.step_us, now_ns)
     events: list[Event] = []
-    for slot, reason in {**result.finished, **dict.fromkeys(result.errors, Reason.ERROR)}.items():
+    finished = {slot: (reason, "") for slot, reason in result.finished.items()}
+    for slot, (reason, error) in {**finished, **result.errors}.items():
         if (ended := _resident(flight, slot)) is not None:
-            if slot in result.errors:
+            if reason is Reason.ERROR:
                 # Only a row's last token shows that its KV, or what it had found, is no numbers:
                 # nobody is to find it, or each with the same prefix would fail as well.
                 worker.kv.forget(ended.kv)
-            cell.finish(ended, reason, now_ns, events, result.errors.get(slot, ""))
+            cell.finish(ended, reason, now_ns, events, error)
     cell.waiting.settle()
     return tokens, events
 

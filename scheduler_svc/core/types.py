@@ -24,6 +24,8 @@ class Reason(Enum):
     ERROR = "error"
     # Of no fault of its own: no worker was there that can do it, so it may be sent again.
     UNSERVED = "unserved"
+    # Its own rules left it no token: it is the request that is wrong.
+    UNSATISFIABLE = "unsatisfiable"
 
 
 class Feature(Enum):
@@ -220,7 +222,8 @@ class StepResult:
     # How many of the tokens each slot was given, one after the other. Empty: one each.
     token_counts: tuple[int, ...] = ()
     finished: Mapping[SlotIndex, Reason] = field(default_factory=dict)
-    errors: Mapping[SlotIndex, str] = field(default_factory=dict)
+    # ERROR or UNSATISFIABLE, and why.
+    errors: Mapping[SlotIndex, tuple[Reason, str]] = field(default_factory=dict)
     # What it took, waiting aside; 0: not told.
     step_us: int = 0
     # For readers: it was launched as a recorded graph.

@@ -177,7 +177,7 @@ class ModelWorker:
             drafted = 0 if slot in chunks else self._drafted(row)
             computed += count + drafted
             if row.sequence_id in self.bad_sequence_ids:
-                errors[slot] = "logits are not finite"
+                errors[slot] = (Reason.ERROR, "logits are not finite")
                 row.is_finished = True
                 continue
             first = row.num_computed_tokens + 1

@@ -96,5 +96,6 @@ def _merged(outcomes: list[StepOutcome]) -> StepOutcome:
         logprobs=tuple(sorted(logprobs, key=lambda row: order[row.slot])),
         finished=tuple(end for one in outcomes for end in one.finished),
         errors=tuple(error for one in outcomes for error in one.errors),
+        unsatisfiable=tuple(slot for one in outcomes for slot in one.unsatisfiable),
         prompt_logprobs=first.prompt_logprobs,
     )

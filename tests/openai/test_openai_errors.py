@@ -129,6 +129,22 @@ def test_no_such_path_or_method(client: OpenAI) -> None:
     assert kept.value.param == "store"
 
 
+def test_an_output_that_cannot_go_on_is_its_requests_own_fault(client: OpenAI) -> None:
+    """One token is allowed, and not twice."""
+    wishes = {"allowed_token_ids": [70], "bad_words_token_ids": [[70, 70]]}
+    body: dict[str, Any] = {"model": MODEL, "max_tokens": 4, "extra_body": wishes}
+    rule = "cannot go on as it was asked for: allowed_token_ids, bad_words"
+    with pytest.raises(openai.BadRequestError, match=rule) as caught:
+        client.completions.create(prompt="x", **body)
+    assert (caught.value.type, caught.value.code) == ("invalid_request_error", "unsatisfiable")
+    with pytest.raises(openai.APIError, match=rule) as streamed:
+        for _ in client.completions.create(prompt="x", stream=True, **body):
+            pass
+    assert streamed.value.code == "unsatisfiable"
+    response = client.responses.create(model=MODEL, input="x", extra_body=wishes)
+    assert (response.status, response.error and response.error.code) == ("failed", "invalid_prompt")
+
+
 def test_an_idempotency_key_used_twice(client: OpenAI) -> None:
     headers = {"Idempotency-Key": "twice"}
     body: dict[str, Any] = {"model": MODEL, "max_tokens": 2, "extra_headers": headers}

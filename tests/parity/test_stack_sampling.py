@@ -95,5 +95,6 @@ async def test_forced_allowed_and_refused(tmp_path: Path, folders: dict[str, Pat
         used_up = await ask(client, CROWD[3], allowed_token_ids=[70], bad_words=[[70, 70]])
         assert outputs(used_up) == [(70,)]
         assert "leave no token to sample" in used_up.choices[0].error
+        assert used_up.choices[0].is_unsatisfiable
         with pytest.raises(InvalidRequestError, match="must hold a token that bad_words"):
             await ask(client, CROWD[3], allowed_token_ids=[70], bad_words=[[70]])

@@ -240,6 +240,7 @@ def outcome_from_proto(step: Any) -> StepOutcome:
         ),
         finished=tuple((item.slot, _REASONS[item.reason]) for item in step.finished),
         errors=tuple((item.slot, item.message) for item in step.errors),
+        unsatisfiable=tuple(item.slot for item in step.errors if item.is_unsatisfiable),
         prompt_logprobs=tuple(
             RowPromptLogprobs(
                 slot=row.slot,

@@ -53,7 +53,8 @@ OutputItem = OutputMessage | ReasoningItem | CallItem
 
 
 class ResponseProblem(Struct):
-    code: Literal["server_error"]
+    # The second: the request is wrong. Of OpenAI's own words no other says that.
+    code: Literal["server_error", "invalid_prompt"]
     message: str
 
 

@@ -31,7 +31,7 @@ from gateway.requests.stream import Finished, Generation
 from gateway.requests.validation import REQUEST_ID
 from gateway.tenants import Tenant
 from kaiten.v1.common_pb2 import FinishReason
-from service_kit.errors import InvalidRequest, NotFound
+from service_kit.errors import InvalidRequest, NotFound, Unsatisfiable
 
 STATES: Final[dict[FinishReason, Status]] = {
     FinishReason.FINISH_REASON_STOP: "completed",
@@ -114,7 +114,7 @@ class StoredResponse:
             status=status,
             completed_at=_completed_at(begun, ends["kaiten"]) if status == "completed" else None,
             output=output,
-            error=ResponseProblem("server_error", _problem(end)) if status == "failed" else None,
+            error=_problem(end) if status == "failed" else None,
             incomplete_details=IncompleteDetails() if status == "incomplete" else None,
             usage=usage_of(ends["usage"]),
             kaiten=ends["kaiten"],
@@ -141,7 +141,10 @@ def _with_logprobs(
     return found
 
 
-def _problem(end: Finished) -> str:
+def _problem(end: Finished) -> ResponseProblem:
+    if end.is_unsatisfiable:
+        return ResponseProblem("invalid_prompt", str(Unsatisfiable(end.error)))
     if end.reason == FinishReason.FINISH_REASON_DEADLINE_EXCEEDED:
-        return end.error or "the request's time ran out"
-    return end.error or "the system could not compute this response"
+        return ResponseProblem("server_error", end.error or "the request's time ran out")
+    message = end.error or "the system could not compute this response"
+    return ResponseProblem("server_error", message)

@@ -158,7 +158,9 @@ def test_an_error_of_a_prompt_row_after_its_chunk() -> None:
     late = cell.compute()
     rejected(
         cell,
-        dataclasses.replace(late, slots=(0,), tokens=late.tokens[:1], errors={1: "late"}),
+        dataclasses.replace(
+            late, slots=(0,), tokens=late.tokens[:1], errors={1: (Reason.ERROR, "late")}
+        ),
         "expected",
     )
 
@@ -181,7 +183,25 @@ def test_an_early_last_step_ends_the_lease() -> None:
 def test_an_error_may_come_with_the_tokens_of_the_others() -> None:
     cell, result = two_rows()
     committed = cell.commit(
-        dataclasses.replace(result, slots=(1,), tokens=result.tokens[1:], errors={0: "bad"})
+        dataclasses.replace(
+            result, slots=(1,), tokens=result.tokens[1:], errors={0: (Reason.ERROR, "bad")}
+        )
     )
     assert committed.sequence_ids == [2]
-    assert cell.endings[1].error == "bad"
+    assert (cell.endings[1].reason, cell.endings[1].error) == (Reason.ERROR, "bad")
+
+
+def test_what_was_computed_for_wishes_that_end_a_row_is_right_and_found_again() -> None:
+    prompt = tuple(range(9))
+    for reason, found in ((Reason.UNSATISFIABLE, 8), (Reason.ERROR, 0)):
+        cell = Cell(spec(), lease=1, in_flight=1)
+        cell.submit(prompt, 20)
+        cell.turn()
+        cell.must_plan()
+        result = cell.compute()
+        failed = dataclasses.replace(result, slots=(), tokens=(), errors={0: (reason, "no token")})
+        cell.commit(failed)
+        assert (cell.reason(1), cell.endings[1].error) == (reason, "no token")
+        cell.submit(prompt, 20)
+        (join,) = cell.must_plan().joins
+        assert join.num_computed_tokens == found

@@ -35,6 +35,7 @@ SLOT = st.integers(0, 1023)
 TOKEN = st.integers(0, 200_000)
 NAMES = st.text(max_size=12)
 ROW_REASON = st.sampled_from([Reason.STOP, Reason.LENGTH])
+ROW_FAULT = st.sampled_from([Reason.ERROR, Reason.UNSATISFIABLE])
 
 LEADER = Leader(epoch=3, nonce=2**64 - 1)
 
@@ -99,7 +100,7 @@ def steps(draw: st.DrawFn) -> StepResult:
         ),
         token_counts=counts,
         finished=draw(st.dictionaries(st.sampled_from(sorted(rows) or [0]), ROW_REASON)),
-        errors=draw(st.dictionaries(SLOT, NAMES, max_size=3)),
+        errors=draw(st.dictionaries(SLOT, st.tuples(ROW_FAULT, NAMES), max_size=3)),
         prompt_logprobs=draw(
             st.dictionaries(SLOT, st.builds(range, U32, U32).filter(len), max_size=3)
         ),
@@ -121,8 +122,10 @@ def step_to_proto(step: StepResult) -> worker_service_pb2.StepResult:
             for slot, reason in step.finished.items()
         ],
         errors=[
-            worker_service_pb2.RowError(slot=slot, message=text)
-            for slot, text in step.errors.items()
+            worker_service_pb2.RowError(
+                slot=slot, message=text, is_unsatisfiable=why is Reason.UNSATISFIABLE
+            )
+            for slot, (why, text) in step.errors.items()
         ],
         prompt_logprobs=[
             worker_service_pb2.RowPromptLogprobs(slot=slot, logprobs=run_of(positions))
@@ -524,8 +527,9 @@ def test_an_ending_says_who_why_and_where(
     message = wire.finished_to_proto(finished)
     # Who does not know the field reads an error.
     is_error = message.reason == common_pb2.FINISH_REASON_ERROR
-    assert is_error or not message.is_retryable
+    assert is_error or not (message.is_retryable or message.is_unsatisfiable)
     told = wire.REASON_FROM_PROTO[message.reason]
+    told = Reason.UNSATISFIABLE if message.is_unsatisfiable else told
     read = Finished(
         sequence_id=message.sequence_id,
         reason=Reason.UNSERVED if message.is_retryable else told,

@@ -84,6 +84,11 @@ EXAMPLES: dict[type[errors.KaitenError], tuple[errors.KaitenError, grpc.StatusCo
     ),
     errors.DataLoss: (errors.DataLoss("other"), grpc.StatusCode.DATA_LOSS, "other"),
     errors.Failed: (errors.Failed("row error"), grpc.StatusCode.INTERNAL, "row error"),
+    errors.Unsatisfiable: (
+        errors.Unsatisfiable("no token"),
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "the output cannot go on as it was asked for: no token",
+    ),
     errors.ConfigError: (
         errors.ConfigError("fix it"),
         grpc.StatusCode.FAILED_PRECONDITION,

@@ -40,6 +40,7 @@ EXAMPLES = [
     errors.DataLoss("other tokens"),
     errors.ConfigError("wrong"),
     errors.Failed("row error"),
+    errors.Unsatisfiable("no token"),
     StoreLost(),
     Fenced("old"),
     DamagedLedger("hole"),

@@ -7,10 +7,12 @@ import pytest
 
 from gateway.grpc.convert import finished_to_proto
 from gateway.grpc.inference import raise_if_late
+from gateway.http import errors
 from gateway.openai.parts import reason_of
 from gateway.requests.stream import Finished
 from kaiten.v1.common_pb2 import FinishReason
-from service_kit.errors import DeadlineExceeded, Failed, Unserved
+from kaiten.v1.ledger_pb2 import SequenceFinished
+from service_kit.errors import DeadlineExceeded, Failed, Unsatisfiable, Unserved
 
 LATE = FinishReason.FINISH_REASON_DEADLINE_EXCEEDED
 WHY = "the prompt of 1000 tokens takes 50 ms or more"
@@ -44,3 +46,17 @@ def test_what_no_worker_could_do_may_be_sent_again_and_what_failed_may_not() -> 
     assert finished_to_proto(unserved).is_retryable
     with pytest.raises(Failed, match=why):
         reason_of(unserved._replace(is_retryable=False))
+
+
+def test_wishes_that_leave_no_token_are_the_requests_own_fault() -> None:
+    why = "allowed_token_ids, bad_words, min_tokens and structured_outputs leave no token to sample"
+    reason = FinishReason.FINISH_REASON_ERROR
+    ended = SequenceFinished(reason=reason, output_tokens=3, error=why, is_unsatisfiable=True)
+    choice = Finished.of(0, ended)
+    with pytest.raises(Unsatisfiable, match=f"cannot go on as it was asked for: {why}") as caught:
+        reason_of(choice)
+    row = errors.row_of(caught.value)
+    assert (row.status, row.type, row.code) == (400, "invalid_request_error", "unsatisfiable")
+    assert not row.is_retryable
+    told = finished_to_proto(choice)
+    assert (told.is_unsatisfiable, told.error) == (True, why)

@@ -191,6 +191,7 @@ class RowsMachine(RuleBasedStateMachine):
         assert list(zip(outcome.slots, outcome.token_ids, strict=True)) == sampled
         broken = [slot for slot, ok in zip(closing, is_ok, strict=True) if not ok]
         assert [slot for slot, _ in outcome.errors] == broken
+        assert outcome.unsatisfiable == ()
         for slot in broken:
             self.batch.rows[slot].is_idle = True
         assert dict(outcome.finished) == self._take(sampled)

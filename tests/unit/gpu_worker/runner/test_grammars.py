@@ -356,6 +356,7 @@ def test_who_breaks_in_a_step_that_was_to_be_its_last_says_why(
     ((slot, text),) = told[0].outcome.errors
     assert slot == 0
     assert text.startswith(reason)
+    assert told[0].outcome.unsatisfiable == (0,)
     assert told[0].outcome.slots == (1,)
     assert not told[1].outcome.errors
     assert told[1].outcome.slots == ((0, 1) if is_slot_taken else (1,))

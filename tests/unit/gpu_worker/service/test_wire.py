@@ -155,6 +155,7 @@ outcomes = st.builds(
         logprobs=tuple(logprobs),
         finished=tuple(finished),
         errors=tuple(errors),
+        unsatisfiable=tuple(slot for slot, _ in errors if slot % 2),
         prompt_logprobs=tuple(prompts),
     ),
     tokens,
