@@ -174,24 +174,31 @@ def _parsing(message: pb.GenerateRequest) -> dict[str, Any]:
         "is_read": message.parse_output,
         "is_single_call": conversation.HasField("parallel_tool_calls")
         and not conversation.parallel_tool_calls,
-        "must_call": _must_call(conversation),
+        **_choice(conversation),
     }
 
 
-def _must_call(message: pb.Conversation) -> tuple[str, ...]:
-    choice, names = message.tool_choice, [tool.name for tool in message.tools]
+def _choice(message: pb.Conversation) -> dict[str, tuple[str, ...]]:
+    """Who must be called, or who alone may be."""
+    choice, known = message.tool_choice, dict.fromkeys(tool.name for tool in message.tools)
     field = "conversation.tool_choice"
-    if choice.WhichOneof("choice") == "name":
-        if choice.name not in names:
-            raise InvalidRequest(field, f"must name one of tools, got {choice.name[:64]!r}")
-        return (choice.name,)
-    if choice.mode not in pb.ToolChoiceMode.values():
-        raise InvalidRequest(field, f"must be a known mode, got {choice.mode}")
-    if choice.mode != pb.TOOL_CHOICE_MODE_REQUIRED:
-        return ()
-    if not names:
+    is_named, mode = choice.WhichOneof("choice") == "name", choice.mode
+    if mode not in pb.ToolChoiceMode.values():
+        raise InvalidRequest(field, f"must be a known mode, got {mode}")
+    if mode == pb.TOOL_CHOICE_MODE_REQUIRED and not known:
         raise InvalidRequest(field, "needs tools")
-    return tuple(names)
+    allowed = dict.fromkeys(_few(f"{field}.allowed_names", choice.allowed_names))
+    if allowed and (is_named or mode == pb.TOOL_CHOICE_MODE_NONE):
+        raise InvalidRequest(f"{field}.allowed_names", "is for the modes AUTO and REQUIRED")
+    for name in [choice.name] if is_named else allowed:
+        if name not in known:
+            where = field if is_named else f"{field}.allowed_names"
+            raise InvalidRequest(where, f"must name one of tools, got {name[:64]!r}")
+    if is_named:
+        return {"must_call": (choice.name,)}
+    if mode == pb.TOOL_CHOICE_MODE_REQUIRED:
+        return {"must_call": tuple(allowed or known)}
+    return {"may_call": () if allowed == known else tuple(allowed)}
 
 
 def chat_from_proto(message: pb.Conversation) -> ChatPrompt:

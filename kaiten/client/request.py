@@ -202,12 +202,27 @@ def _set_tools(
         conversation.tools.add(**given)
     if isinstance(tool_choice, str):
         if tool_choice not in CHOICES:
-            raise ValueError(f"tool_choice must be {', '.join(CHOICES)} or {{'name': …}}")
+            forms = "{'name': …} or {'mode': …, 'tools': [name, …]}"
+            raise ValueError(f"tool_choice must be {', '.join(CHOICES)}, {forms}")
         conversation.tool_choice.mode = CHOICES[tool_choice]
     elif tool_choice is not None:
-        conversation.tool_choice.name = tool_choice.get("function", tool_choice)["name"]
+        _set_choice(conversation.tool_choice, tool_choice)
     if parallel_tool_calls is not None:
         conversation.parallel_tool_calls = parallel_tool_calls
+
+
+def _set_choice(choice: inference_service_pb2.ToolChoice, given: Mapping[str, Any]) -> None:
+    """One that must be called, or those that may; as OpenAI says it, or by names alone."""
+    allowed = given.get("allowed_tools", given)
+    if "tools" not in allowed:
+        choice.name = given.get("function", given)["name"]
+        return
+    if not allowed["tools"]:
+        raise ValueError("tools must name one at least")
+    choice.mode = CHOICES[allowed.get("mode", "auto")]
+    for tool in allowed["tools"]:
+        name = tool if isinstance(tool, str) else tool.get("function", tool)["name"]
+        choice.allowed_names.append(name)
 
 
 def _set_option(request: inference_service_pb2.GenerateRequest, name: str, value: object) -> None:

@@ -125,6 +125,17 @@ async def test_grpc_clients_choose_tools(tmp_path: Path, redis_url: str, cell: s
             grammar = stack.scheduler.submits[-1].sampling.grammar
             assert "clock" in grammar
             assert "get_weather" not in grammar
+            for mode in ("auto", "required"):
+                chat = {"mode": mode, "tools": [{"function": {"name": "clock"}}]}
+                for only in ({"mode": mode, "tools": ["clock"]}, {"allowed_tools": chat}):
+                    await client.complete(**asked, tool_choice=only)
+                    grammar = stack.scheduler.submits[-1].sampling.grammar
+                    assert ("clock" in grammar, "get_weather" in grammar) == (True, False)
+                    assert ("TEXT" in grammar) is (mode == "auto")
+                    assert "get_weather" in prompt_of(stack)
+            # Nothing is left to be kept to.
+            await client.complete(**asked, tool_choice={"tools": ["clock", "get_weather"]})
+            assert not stack.scheduler.submits[-1].sampling.grammar
             # What was called, as a turn of a conversation that goes on.
             one = await client.complete(**asked, parallel_tool_calls=False)
             assert [call.name for call in one.tool_calls] == ["get_weather"]
@@ -142,7 +153,10 @@ async def test_grpc_clients_choose_tools(tmp_path: Path, redis_url: str, cell: s
                 await stack.generate(conversation=conversation(**wrong))
         for choice, rule in (
             ({"mode": 9}, "must be a known mode"),
-            ({"name": "rm"}, "must name one of tools"),
+            ({"name": "rm"}, "tool_choice: must name one of tools"),
+            ({"allowed_names": ["clock", "rm"]}, "allowed_names: must name one of tools, got 'rm'"),
+            ({"name": "clock", "allowed_names": ["clock"]}, "is for the modes AUTO and REQUIRED"),
+            ({"mode": 2, "allowed_names": ["clock"]}, "is for the modes AUTO and REQUIRED"),
         ):
             asked = conversation(tool_choice=choice)
             with pytest.raises(grpc.aio.AioRpcError, match=rule):
