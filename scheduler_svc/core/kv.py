@@ -60,9 +60,9 @@ class BlockTable:
     commit_at: int = 0
     # It counts in `worst_case_need`.
     may_grow: bool = False
-    # Of full blocks from the front, as far as computed; they outlive the residency on a worker.
-    keys: list[BlockKey] = field(default_factory=list)
-    layout: Layout | None = None
+    # By what they are made for: of full blocks from the front, as far as computed; they outlive the
+    # residency on a worker.
+    keys: dict[Layout, list[BlockKey]] = field(default_factory=dict)
 
     @property
     def parts(self) -> tuple[tuple[int, tuple[BlockId, ...]], ...]:
@@ -163,8 +163,7 @@ class KVManager:
     def lookup(self, table: BlockTable, num_tokens: int) -> Hits:
         """The longest hit of `num_tokens` tokens at most that every group has its part of."""
         count = num_tokens // self.block_size
-        self._compute_keys(table, count)
-        keys, found = table.keys[:count], [list[BlockId]() for _ in self._groups]
+        keys, found = self._keys(table, count)[:count], [list[BlockId]() for _ in self._groups]
         for index in self._full:
             found[index] = self._pool.find(keys, index)
             keys = keys[: len(found[index])]
@@ -263,12 +262,12 @@ class KVManager:
         replaced: list[tuple[int, int]] = []
         full = min(num_computed_tokens, table.capacity) // self.block_size
         if full > table.num_cached_blocks:
-            self._compute_keys(table, full)
+            keys = self._keys(table, full)
             for group, blocks in enumerate(table.blocks):
                 start = max(table.num_cached_blocks, table.num_skipped_blocks[group])
                 for index in range(start, full):
                     own = blocks[index]
-                    cached = blocks[index] = self._pool.cache(own, table.keys[index], group)
+                    cached = blocks[index] = self._pool.cache(own, keys[index], group)
                     if cached != own:
                         self._pool.hold([cached])
                         self._pool.free([own])
@@ -306,7 +305,7 @@ class KVManager:
     def forget(self, table: BlockTable) -> None:
         """What is cached of the table's tokens, be it another's, is found no more."""
         for group in range(self.group_count):
-            for key in table.keys:
+            for key in self._keys(table, 0):
                 self._pool.forget(self._pool.get(key, group))
 
     def check(self, tables: Items[BlockTable]) -> None:
@@ -338,11 +337,11 @@ class KVManager:
             passed_at = (table.num_skipped_blocks[group] + 1) * size + self._groups[group].window
             table.commit_at = min(table.commit_at, passed_at - 1)
 
-    def _compute_keys(self, table: BlockTable, count: int) -> None:
-        """Of the first `count` blocks of tokens at least, all full; once per layout."""
-        if table.layout != self._layout:
-            table.layout, table.keys = self._layout, []
-        if (known := len(table.keys)) < count:
-            fingerprint, size = self._layout
-            root = table.keys[-1][0] if known else root_hash(fingerprint, table.tenant)
-            table.keys += block_keys(root, table.tokens[known * size : count * size], size)
+    def _keys(self, table: BlockTable, count: int) -> list[BlockKey]:
+        """Of the first `count` blocks of tokens at least, all full; each is computed once."""
+        fingerprint, size = self._layout
+        keys = table.keys.setdefault(self._layout, [])
+        if (known := len(keys)) < count:
+            root = keys[-1][0] if known else root_hash(fingerprint, table.tenant)
+            keys += block_keys(root, table.tokens[known * size : count * size], size)
+        return keys

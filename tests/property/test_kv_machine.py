@@ -148,7 +148,7 @@ class KVMachine(RuleBasedStateMachine):
         """No longer one would have had all that the next token attends to."""
         for count in range(hits.num_tokens // self.size + 1, num_tokens // self.size + 1):
             assert not all(
-                self.kv._pool.get(table.keys[position // self.size], group) is not None
+                self.kv._pool.get(self.kv._keys(table, 0)[position // self.size], group) is not None
                 for group, window in enumerate(self.windows)
                 for position in self.needed(window, count * self.size)
             )

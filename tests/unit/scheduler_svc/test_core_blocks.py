@@ -1,10 +1,12 @@
 """Blocks: who holds which, and which prefixes they still remember."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from scheduler_svc.core import blocks as blocks_module
+from scheduler_svc.core import kv as kv_module
 from scheduler_svc.core.blocks import (
     BlockKey,
     BlockPool,
@@ -317,6 +319,27 @@ def test_workers_with_other_block_sizes_or_models_have_prefixes_of_their_own() -
     same = cell.submit(PROMPT)
     cell.finish()
     assert cell.overs[same].num_cached_tokens == 8
+
+
+def test_a_prompt_is_hashed_once_for_each_size_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers look in turns at whoever is next, after every step of theirs."""
+    prompt, sizes = tuple(range(500, 541)), list[int]()
+
+    def noted(root: bytes, tokens: Sequence[int], block_size: int) -> list[BlockKey]:
+        if tokens[0] == prompt[0]:
+            sizes.append(block_size)
+        return block_keys(root, tokens, block_size)
+
+    monkeypatch.setattr(kv_module, "block_keys", noted)
+    cell = Cell(spec(block_size=4, blocks=16), spec(block_size=8, blocks=8), lease=1)
+    for _ in range(2):
+        cell.submit(41, 20)
+    cell.turns(2)
+    cell.submit(prompt, 5)
+    cell.turns(6)
+    assert cell.waiting()
+    assert sorted(sizes) == [4, 8]
+    cell.finish()
 
 
 # Layer groups
