@@ -64,6 +64,8 @@ class CommitQueue:
         self._archive = archive
         self._queue: deque[Commit] = deque()
         self._folds: deque[Fold] = deque()
+        # Steps of workers among what is queued.
+        self.steps_ahead = 0
         self._has_work = asyncio.Event()
         self._is_flushed = asyncio.Event()
         self._is_flushed.set()
@@ -97,6 +99,7 @@ class CommitQueue:
         if commit is not None:
             self._window.put(commit.record.seq, len(commit.data))
             self._queue.append(commit)
+            self.steps_ahead += commit.record.HasField("step")
             self._has_more()
 
     def put_fold(self, through_seq: int, pieces: Mapping[SequenceId, Piece]) -> None:
@@ -161,8 +164,9 @@ class CommitQueue:
         self.committed_seq = batch[-1].record.seq
         self.committed_ns = self._clock.monotonic_ns()
         self.round_trip_ns = self.committed_ns - began_ns
-        for _ in batch:
+        for commit in batch:
             self._queue.popleft()
+            self.steps_ahead -= commit.record.HasField("step")
         self._on_progress(batch)
         if self._archive is not None:
             for commit in batch:

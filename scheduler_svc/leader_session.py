@@ -357,8 +357,8 @@ class LeaderSession:
                     return
 
     def _look_back(self) -> None:
-        """Nothing is planned while too much is uncommitted, and the core knows why."""
-        is_behind = self._commits.backlog >= self.settings.uncommitted_steps_max
+        """Nothing is planned while too many steps are uncommitted, and the core knows why."""
+        is_behind = self._commits.steps_ahead >= self.settings.uncommitted_steps_max
         if is_behind != self.core.is_store_behind:
             self.tell(StoreBehind(is_behind=is_behind))
 

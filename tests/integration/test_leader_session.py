@@ -14,7 +14,7 @@ from kaiten.v1.worker_service_pb2 import Plan, StepResult, StepTimings
 from ledger import Candidate, Commit, Ledger
 from ledger.commits import PAGE_ENTRIES
 from scheduler_svc.commit_queue import BATCH_MAX, CommitQueue
-from scheduler_svc.core.commands import HandedOver, MakePlan, Submit
+from scheduler_svc.core.commands import Cancel, HandedOver, MakePlan, Submit
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.types import FLEX_PRIORITY, Handover, Request, SequencePast
 from scheduler_svc.core.workers import HOLD_US
@@ -382,10 +382,29 @@ async def test_a_plan_for_which_it_was_early_is_made_in_time(
         await until(lambda: sent, "the plan behind it")
         assert session.now_ns() >= due_ns
         # A store that is behind is counted as a reason, though nobody is asked.
-        monkeypatch.setattr(CommitQueue, "backlog", 10**9)
+        session._commits.steps_ahead = 10**9
         session._concerned["w"] = None
         session._plan(session.now_ns())
         assert session._meters._passed_over["plan", "store_behind"] == 1
+
+
+async def test_many_that_end_at_once_keep_nobody_who_runs_from_plans(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A record for each: the store takes as long as for steps, but none of them was computed."""
+
+    async def never(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Ledger, "commit_many", never)
+    async with leading(ledger, uncommitted_steps_max=4) as (session, _):
+        for number in range(1, 10):
+            accepted = await ledger.submit(submit_record(str(number)), b"")
+            await until(lambda: session.core.live_count, "it is taken in")
+            session.tell(Cancel(sequence_id=accepted.sequence_id, choice=None))
+        assert session.commit_backlog >= 9
+        session._look_back()
+        assert not session.core.is_store_behind
 
 
 async def test_a_turn_with_many_plans_leaves_the_loop_to_others_in_between(
