@@ -29,6 +29,8 @@ class CellState:
         # and until when for any.
         self.misfits: dict[SequenceId, int] = {}
         self.workerless: dict[SequenceId, int] = {}
+        # A core that took over has not met all workers of the one before until then.
+        self.met_ns = 0
         self.is_store_behind = False
         # Of those who live, sequences that ever lost their slot before their end.
         self.preempted: dict[SequenceId, Sequence] = {}

@@ -2,7 +2,7 @@
 
 import heapq
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from scheduler_svc.core.cell import CellState
 from scheduler_svc.core.prospects import first_token_ns, why_misfit
@@ -18,9 +18,6 @@ class Deadlines:
         self._heap: list[tuple[int, SequenceId]] = []
         # Since those of requests that are over were forgotten.
         self._num_added = 0
-
-    def __len__(self) -> int:
-        return len(self._heap)
 
     def next_ns(self) -> int | None:
         """None: nobody's time is ever over."""
@@ -42,17 +39,18 @@ class Deadlines:
                 self._add(deadline_ns - least_ns, live)
         self._await_worker(live, now_ns)
 
-    def await_fit(self, now_ns: int) -> None:
-        """Whom none of the workers known can hold waits a while for one that can."""
+    def await_fit(self, lives: Iterable[LiveRequest], now_ns: int) -> None:
+        """Whom of these none of the workers known can hold waits a while for one that can."""
         misfits, workers = self._cell.misfits, self._cell.workers.values()
-        for sequence_id, live in self._cell.live.items():
+        for live in lives:
+            sequence_id = live.request.sequence_id
             if sequence_id not in misfits and why_misfit(workers, live) is not None:
                 misfits[sequence_id] = now_ns + self._cell.config.misfit_wait_ns
                 self._add(misfits[sequence_id], live)
 
     def worker_left(self, now_ns: int) -> None:
         """If it was the last, everybody waits for one no longer than they may."""
-        self.await_fit(now_ns)
+        self.await_fit(self._cell.live.values(), now_ns)
         for live in self._cell.live.values():
             self._await_worker(live, now_ns)
 
@@ -62,7 +60,7 @@ class Deadlines:
         """
         if len(self._cell.workers) == 1:
             self._forget(self._cell.workerless, [*self._cell.workerless])
-            self.await_fit(now_ns)
+            self.await_fit(self._cell.live.values(), now_ns)
         self.end_fit_waits()
 
     def end_fit_waits(self) -> None:

@@ -8,6 +8,7 @@ So the journal, which holds the commands, holds every decision.
 """
 
 from collections.abc import Callable
+from itertools import islice
 from typing import Any, Final
 
 from scheduler_svc.core.cell import CellState
@@ -38,6 +39,9 @@ from scheduler_svc.core.results import book_result, check_result
 from scheduler_svc.core.types import Config, Handover, Reason, Request
 from scheduler_svc.core.waiting import WaitingQueue
 from scheduler_svc.core.workers import Worker
+
+# Requests whose time may be over, of one Expire; all others are with the next.
+EXPIRED_MAX: Final = 64
 
 
 class Scheduler:
@@ -113,11 +117,6 @@ class Scheduler:
         elif worker_id in self.workers:
             self.workers[worker_id].check()
 
-    def check_all(self) -> None:
-        """For tests, after every command."""
-        for worker_id in [*self.workers, None]:
-            self.check(worker_id)
-
     # Requests
 
     def _submit(self, command: Submit, now_ns: int) -> Outcome:
@@ -142,7 +141,9 @@ class Scheduler:
             else:
                 cell.waiting.add(sequence)
         events: list[Event] = []
-        if (misfit := why_misfit(self.workers.values(), live)) is not None:
+        if now_ns < cell.met_ns:
+            self._deadlines.await_fit([live], now_ns)
+        elif (misfit := why_misfit(self.workers.values(), live)) is not None:
             cell.end(live, Reason.UNSERVED, now_ns, events, misfit)
         return self._outcome(events)
 
@@ -160,12 +161,13 @@ class Scheduler:
 
     def _handed_over(self, command: HandedOver, now_ns: int) -> Outcome:
         take_over(self._cell, command.handover)
+        self._cell.met_ns = now_ns + self.config.misfit_wait_ns
         return self._outcome()
 
     def _expire(self, command: Expire, now_ns: int) -> Outcome:
         events: list[Event] = []
         cell, workers = self._cell, self.workers.values()
-        for live in self._deadlines.due(now_ns):
+        for live in islice(self._deadlines.due(now_ns), EXPIRED_MAX):
             one, deadline_ns = live.request.sequence_id, live.request.deadline_ns
             if deadline_ns is not None and deadline_ns <= now_ns:
                 cell.end(live, Reason.DEADLINE_EXCEEDED, now_ns, events, "")
@@ -197,7 +199,7 @@ class Scheduler:
             if not worker.can_hold(sequence):
                 self._cell.preempt(worker, sequence)
         self._deadlines.end_fit_waits()
-        self._deadlines.await_fit(now_ns)
+        self._deadlines.await_fit(self._cell.live.values(), now_ns)
         return self._outcome()
 
     def _worker_draining(self, command: WorkerDraining, now_ns: int) -> Outcome:

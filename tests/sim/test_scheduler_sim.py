@@ -37,6 +37,7 @@ from scheduler_svc.core.types import (
     WorkerSpec,
 )
 from tests.fakes.model_worker import ModelWorker, expected_output
+from tests.support.cell import check_all
 from tests.support.combinations import covering, split
 
 VOCAB_SIZE = 50
@@ -180,7 +181,7 @@ class World:
         for worker in self.workers.values():
             while (plan := self.apply(MakePlan(worker_id=worker.id)).plan) is not None:
                 worker.send(plan)
-        self.scheduler.check_all()
+        check_all(self.scheduler)
         self.check_tenants()
         for worker in list(self.workers.values()):
             late = self.rng.randrange(100) < self.late_percent
@@ -278,7 +279,7 @@ class World:
 
     def judge(self) -> None:
         """Every request ended once, with the output it has alone in the world."""
-        self.scheduler.check_all()
+        check_all(self.scheduler)
         assert len(self.overs) == len(self.requests)
         for request in self.requests:
             over = self.overs[request.sequence_id]

@@ -58,6 +58,12 @@ def spec(
     )
 
 
+def check_all(scheduler: Scheduler) -> None:
+    """Every invariant: of each worker, and of all else."""
+    for worker_id in [*scheduler.workers, None]:
+        scheduler.check(worker_id)
+
+
 class Cell:
     """Drives a core by hand, keeps what it said, and knows what the outputs must be."""
 
@@ -121,7 +127,7 @@ class Cell:
     def apply(self, command: Command) -> Outcome:
         """Through the one door; what it says is written down, and every invariant checked."""
         outcome = self.scheduler.apply(command, self.now_ns)
-        self.scheduler.check_all()
+        check_all(self.scheduler)
         self.hear(outcome.events)
         self.see(command, outcome)
         return outcome
@@ -292,7 +298,7 @@ class Cell:
 
     def hear(self, events: tuple[Event, ...]) -> None:
         """Exactly one terminal event per choice and per request."""
-        self.scheduler.check_all()
+        check_all(self.scheduler)
         for event in events:
             if isinstance(event, RequestOver):
                 assert event.sequence_id not in self.overs

@@ -210,7 +210,7 @@ def test_deadlines_of_requests_that_ended_are_forgotten() -> None:
     for _ in range(300):
         cell.submit(3, 1, deadline_ns=10**12)
         cell.finish()
-    assert len(cell.scheduler._deadlines) <= 4
+    assert len(cell.scheduler._deadlines._heap) <= 4
 
 
 def test_the_next_deadline_is_the_earliest() -> None:

@@ -5,11 +5,11 @@ import random
 import pytest
 
 from scheduler_svc.core.commands import Expire, MakePlan, Submit, WorkerJoined, WorkerLost
-from scheduler_svc.core.outcome import Finished, Plan
+from scheduler_svc.core.outcome import Event, Finished, Plan
 from scheduler_svc.core.planner import admit
-from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.scheduler import EXPIRED_MAX, Scheduler
 from scheduler_svc.core.types import Reason, Request
-from tests.support.cell import Cell, spec
+from tests.support.cell import Cell, check_all, spec
 
 
 def test_seven_blocks_for_four_plus_one_and_three_plus_one() -> None:
@@ -383,6 +383,31 @@ def test_the_small_one_of_unlike_workers_is_back_first(is_led_anew: bool) -> Non
     assert cell.reason(running) is cell.reason(waiting) is Reason.LENGTH
 
 
+def test_who_comes_while_a_new_leader_knows_the_small_worker_only_waits_for_the_large() -> None:
+    cell = Cell(spec(block_size=4, blocks=2), spec(block_size=4, blocks=20))
+    del cell.workers["w2"]
+    cell.lead_anew()
+    served = cell.submit(30, 9)
+    cell.now_ns += cell.scheduler.config.misfit_wait_ns - 1
+    late = cell.submit(30, 9)
+    assert cell.expire() == ()
+    cell.join("w3", spec(block_size=4, blocks=20))
+    cell.finish()
+    assert cell.reason(served) is cell.reason(late) is Reason.LENGTH
+
+
+def test_a_leader_that_has_led_for_a_while_refuses_at_once_what_no_worker_can_hold() -> None:
+    cell = Cell(spec(block_size=4, blocks=2))
+    cell.lead_anew()
+    waits = cell.submit(30, 9)
+    cell.now_ns += cell.scheduler.config.misfit_wait_ns
+    refused = cell.submit(30, 9)
+    assert refused in cell.endings
+    cell.expire()
+    assert cell.reason(waits) is cell.reason(refused) is Reason.UNSERVED
+    assert cell.endings[waits].error.endswith(", and none that can came in time")
+
+
 def test_while_no_worker_is_there_one_waits_as_long_as_it_may_and_ends_saying_so() -> None:
     cell = Cell()
     patient, bounded = cell.submit(4, 3), cell.submit(4, 3, worker_wait_ns=2_500_000_000)
@@ -433,9 +458,9 @@ def test_workers_that_come_and_go_leave_no_deadlines_behind() -> None:
     for _ in range(50):
         cell.join("w1", spec())
         cell.kill("w1", is_crash=False)
-    assert len(cell.scheduler._deadlines) == 1 + len(waiting) + 1
+    assert len(cell.scheduler._deadlines._heap) == 1 + len(waiting) + 1
     cell.join("w1", spec())
-    assert len(cell.scheduler._deadlines) == 1
+    assert len(cell.scheduler._deadlines._heap) == 1
     cell.now_ns += wait_ns
     cell.expire()
     assert cell.reason(both) is Reason.DEADLINE_EXCEEDED
@@ -450,15 +475,17 @@ def test_a_worker_that_only_some_fit_comes_and_goes_and_leaves_none_either() -> 
     deadlines = cell.scheduler._deadlines
     for number in range(20):
         cell.kill(f"w{2 + number}", is_crash=False)
-        assert len(deadlines) == 2 * len(waiting)
+        assert len(deadlines._heap) == 2 * len(waiting)
         cell.join(f"w{3 + number}", spec(block_size=4, blocks=20))
-        assert len(deadlines) == len(waiting)
+        assert len(deadlines._heap) == len(waiting)
     cell.finish()
     assert {cell.reason(each) for each in waiting} == {Reason.LENGTH}
 
 
-def test_a_scheduler_that_stood_still_ends_all_whose_time_is_over_at_once_and_once() -> None:
-    """A minute, with a thousand deadlines of ten seconds in it; a hundred others go on."""
+def test_a_scheduler_that_stood_still_ends_all_whose_time_is_over_in_turns_and_once() -> None:
+    """A minute, with a thousand deadlines of ten seconds in it; a hundred others go on. Who runs
+    has plans in between.
+    """
     scheduler = Scheduler()
     scheduler.apply(WorkerJoined(worker_id="w1", spec=spec(slots=1)), 0)
     for number in range(1, 1101):
@@ -473,14 +500,18 @@ def test_a_scheduler_that_stood_still_ends_all_whose_time_is_over_at_once_and_on
         )
         scheduler.apply(Submit(request=one), 0)
     assert scheduler.apply(MakePlan(worker_id="w1"), 0).plan is not None
-    events = scheduler.apply(Expire(), 60_000_000_000).events
+    events: list[Event] = []
+    while (scheduler.next_deadline_ns() or 10**18) <= 60_000_000_000:
+        some = scheduler.apply(Expire(), 60_000_000_000).events
+        assert 0 < len(some) <= 2 * EXPIRED_MAX
+        events += some
     ended = [each for each in events if isinstance(each, Finished)]
     assert [each.sequence_id for each in ended] == [*range(1, 1001)]
     assert {each.reason for each in ended} == {Reason.DEADLINE_EXCEEDED}
     assert len(events) == 2 * len(ended)
     assert scheduler.apply(Expire(), 60_000_000_000).events == ()
     assert (scheduler.next_deadline_ns(), scheduler.live_count) == (None, 100)
-    scheduler.check_all()
+    check_all(scheduler)
     plan = scheduler.apply(MakePlan(worker_id="w1"), 60_000_000_000).plan
     assert plan is not None
     assert [join.sequence_id for join in plan.joins] == [1001]

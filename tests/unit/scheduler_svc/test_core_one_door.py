@@ -20,7 +20,6 @@ CORE = Path(inspect.getfile(commands)).parent
 # With an argument for those that take one.
 QUESTIONS: dict[str, tuple[object, ...]] = {
     "check": ("w1",),
-    "check_all": (),
     "next_deadline_ns": (),
     "is_drained": ("w1",),
     "handover": (),
