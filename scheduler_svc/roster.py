@@ -174,7 +174,7 @@ class Roster:
             return True
         if not self._core.workers[boot_id].is_draining:
             self._session.tell(WorkerDraining(worker_id=boot_id))
-        return self._core.is_drained(boot_id)
+        return not self._core.workers[boot_id].members
 
     def forget(self, worker_id: str, reason: str, *, is_crash: bool = True) -> None:
         """The worker is gone for good; if it comes back it registers again."""

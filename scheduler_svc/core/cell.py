@@ -9,7 +9,7 @@ of `CellState`, so that queue, slots, blocks and state change together.
 """
 
 from scheduler_svc.core.outcome import Event, Finished, RequestOver
-from scheduler_svc.core.policy.presets import POLICIES, policy_of
+from scheduler_svc.core.policy.presets import policy_of
 from scheduler_svc.core.requests import LiveRequest, Sequence, State
 from scheduler_svc.core.types import Config, Reason, Rules, SequenceId, SlotIndex
 from scheduler_svc.core.waiting import WaitingQueue
@@ -21,7 +21,7 @@ class CellState:
 
     def __init__(self) -> None:
         self.config = Config()
-        self.policy = POLICIES["fair"]
+        self.policy = policy_of("fair", Rules(), self.config)
         self.waiting = WaitingQueue(self.policy.order)
         self.workers: dict[str, Worker] = {}
         self.live: dict[SequenceId, LiveRequest] = {}

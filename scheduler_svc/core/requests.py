@@ -208,6 +208,8 @@ class Tenant:
     queue: list[tuple["Key", Sequence]] = field(default_factory=list)
     # The same but for flex, sorted by arrival, where a longest wait is promised.
     arrivals: list["Arrival"] = field(default_factory=list)
+    # Of those the first, when it may move.
+    oldest: "Arrival | None" = None
     # The length of the queue, when it may move.
     num_admissible: int = 0
     # Its entry in the heap of the waiting queue; None: it is throttled, or nothing waits.

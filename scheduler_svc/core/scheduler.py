@@ -102,10 +102,6 @@ class Scheduler:
         """For the core after this one: `HandedOver`."""
         return handover_of(self._cell)
 
-    def is_drained(self, worker_id: str) -> bool:
-        """Nothing of the worker is left."""
-        return not self.workers[worker_id].members
-
     def check(self, worker_id: str | None = None) -> None:
         """Raise AssertionError when an invariant is broken.
 

@@ -15,7 +15,7 @@ for as long as there are tenants that never were.
 """
 
 import heapq
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from operator import itemgetter
@@ -47,9 +47,12 @@ class WaitingQueue:
         self.places: list[int] = []
         self._order = order
         self._tokens_max: int | None = None
-        self._wait_ns_max: int | None = None
+        # 0: no longest wait is promised.
+        self._wait_ns_max = 0
         self._weights: dict[str, int] = {}
         self._heap: list[Head] = []
+        # Of each tenant that may move, who arrived first, where a longest wait is promised.
+        self._oldest: list[Arrival] = []
         # How much a tenant that never stopped asking would have been served.
         self._virtual_time = 0
         self._idle_tenants: dict[str, int] = {}
@@ -66,18 +69,18 @@ class WaitingQueue:
 
     # Questions
 
+    def num_overdue(self, now_ns: int) -> int:
+        """Tenants that may move and of whom somebody has waited longer than is promised."""
+        return bisect_right(self._oldest, now_ns - self._wait_ns_max, key=_key)
+
     def overdue(self, now_ns: int) -> list[Sequence]:
-        """Of each tenant that may move, who has waited longest, if longer than is promised."""
-        if self._wait_ns_max is None:
-            return []
-        since_ns = now_ns - self._wait_ns_max
-        oldest = [t.arrivals[0] for t in self.tenants.values() if t.arrivals and t.head is not None]
-        return [arrival[-1] for arrival in sorted(a for a in oldest if a[0] <= since_ns)]
+        """Of each of those who has waited longest; the longest first."""
+        return [arrival[-1] for arrival in self._oldest[: self.num_overdue(now_ns)]]
 
     def next_up(self, now_ns: int) -> Iterator[Sequence]:
         """Who may be admitted next, those first who have waited longer than is promised."""
-        first = self.overdue(now_ns)
-        yield from first
+        yield from (arrival[-1] for arrival in islice(self._oldest, self.num_overdue(now_ns)))
+        first = frozenset(self.overdue(now_ns))
         yield from (s for s in self.in_order() if s not in first) if first else self.in_order()
 
     def in_order(self) -> Iterator[Sequence]:
@@ -117,7 +120,7 @@ class WaitingQueue:
     def configure(self, order: Order, config: Config) -> None:
         """Sort everybody anew."""
         self._order, self._tokens_max = order, config.tenant_tokens_max
-        self._wait_ns_max, self._weights = config.wait_ns_max, dict(config.tenant_weights)
+        self._wait_ns_max, self._weights = config.wait_ns_max or 0, dict(config.tenant_weights)
         for tenant in self.tenants.values():
             waiting, tenant.queue, tenant.arrivals = tenant.queue, [], []
             tenant.weight = self._weights.get(tenant.name, 1)
@@ -218,6 +221,7 @@ class WaitingQueue:
         assert self.num_admissible == sum(len(tenant.queue) for tenant in movable)
         assert all((t.head is None) == (t.is_throttled or not t.queue) for t in tenants)
         assert self.throttled.keys() == {t for t in tenants if t.is_throttled}
+        assert self._oldest == sorted(t.arrivals[0] for t in movable if t.arrivals)
         assert next(self.in_order(), None) is next(self._merged(movable, is_charged=False), None)
         totals = dict.fromkeys(tenants, (0, 0))
         for sequence in running:
@@ -228,14 +232,15 @@ class WaitingQueue:
     # Inside
 
     def _rank(self, sequence: Sequence, served: int) -> Rank:
-        return sequence.is_flex, self._order.share(_weighted(sequence.live.tenant, served))
+        is_fair = self._order.is_fair
+        return sequence.is_flex, _weighted(sequence.live.tenant, served) if is_fair else 0
 
     def _part(self, tenant: Tenant, tokens: int) -> int:
         """What service of one would be of each that is here, and of one who may come."""
         return _weighted(tenant, tokens) // (len(self.tenants) + 1)
 
     def _is_promised(self, sequence: Sequence) -> bool:
-        return self._wait_ns_max is not None and not sequence.is_flex
+        return self._wait_ns_max > 0 and not sequence.is_flex
 
     def _insert(self, sequence: Sequence) -> None:
         tenant = sequence.live.tenant
@@ -262,6 +267,11 @@ class WaitingQueue:
             tenant.head = head
             if head is not None:
                 heapq.heappush(self._heap, head)
+        if tenant.oldest is not None:
+            del self._oldest[bisect_left(self._oldest, tenant.oldest)]
+        tenant.oldest = tenant.arrivals[0] if head and tenant.arrivals else None
+        if tenant.oldest is not None:
+            insort(self._oldest, tenant.oldest)
         num_admissible = len(tenant.queue) if head is not None else 0
         self.num_admissible += num_admissible - tenant.num_admissible
         tenant.num_admissible = num_admissible

@@ -224,7 +224,7 @@ class Cell:
     def drain(self, worker_id: str) -> bool:
         """Give it nothing new; whether nothing of it is left."""
         self.apply(WorkerDraining(worker_id=worker_id))
-        return self.scheduler.is_drained(worker_id)
+        return not self.worker(worker_id).members
 
     def plan(self, worker_id: str = "w1") -> Plan | None:
         """One plan, sent to the worker."""

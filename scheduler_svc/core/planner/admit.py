@@ -10,9 +10,9 @@ from scheduler_svc.core.planner.plan_builder import Admission, PlanBuilder
 from scheduler_svc.core.requests import Sequence
 from scheduler_svc.core.types import BlockId
 
-# Of a plan; whoever else may join does with the next one. Each takes some 0.2 us to hash, pack and
-# send, for as long as nothing else is done, and a message has bounds.
-JOIN_TOKENS = 1 << 17
+# Of a plan, in tokens that join; whoever else may join does with the next one. Each takes some 0.2
+# us to hash, pack and send, for as long as nothing else is done, and a message has bounds.
+EFFORT_MAX = 1 << 17
 # What flex sequences can mend by leaving.
 _MENDED = (Why.NO_SLOT, Why.BLOCKS, Why.MARGIN, Why.WORST_CASE, Why.RESERVED)
 
@@ -24,8 +24,10 @@ def admit(builder: PlanBuilder) -> None:
     if builder.preempted:
         builder.pass_over("admit", Why.PREEMPTED)
         return
-    while builder.join_tokens < JOIN_TOKENS and (admission := choose(builder)) is not None:
+    while admission := choose(builder):
         builder.admit(admission)
+        if builder.effort >= EFFORT_MAX:
+            return
 
 
 def choose(builder: PlanBuilder) -> Admission | None:

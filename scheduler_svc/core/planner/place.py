@@ -7,7 +7,7 @@ from itertools import islice
 from scheduler_svc.core.cell import CellState
 from scheduler_svc.core.kv import Hits
 from scheduler_svc.core.outcome import Why
-from scheduler_svc.core.planner.plan_builder import PlanBuilder
+from scheduler_svc.core.planner.plan_builder import PASSED_OVER_MAX, PlanBuilder
 from scheduler_svc.core.planner.share import flex_budget, num_decodes, prompt_budget
 from scheduler_svc.core.policy.admission import AdmissionView
 from scheduler_svc.core.policy.cadence import QueueView
@@ -26,7 +26,7 @@ def place(builder: PlanBuilder) -> Iterator[Sequence]:
     cell, worker = builder.cell, builder.worker
     if not cell.waiting:
         return
-    for tenant in cell.waiting.throttled:
+    for tenant in islice(cell.waiting.throttled, PASSED_OVER_MAX):
         builder.pass_over("place", Why.TENANT, tenant.queue[0][1].sequence_id)
     why = why_closed(cell, worker)
     if why is Why.NO_SLOT and worker.flex and cell.waiting.has_non_flex:
@@ -110,16 +110,15 @@ def _candidates(builder: PlanBuilder) -> Iterator[Sequence]:
     tenant if the order is fair, go by that too.
     """
     cell, worker = builder.cell, builder.worker
-    queue, worth_ns = cell.waiting.next_up(builder.now_ns), cell.policy.order.prefix_worth_ns
-    if worth_ns and not cell.waiting.overdue(builder.now_ns):
+    order, queue = cell.policy.order, cell.waiting.next_up(builder.now_ns)
+    if order.prefix_worth_ns and not cell.waiting.num_overdue(builder.now_ns):
 
         def rank(sequence: Sequence) -> int:
             hits = worker.kv.lookup(sequence.kv, sequence.max_cached_tokens)
-            return sequence.live.request.arrived_ns - hits.num_tokens * worth_ns
+            return sequence.live.request.arrived_ns - hits.num_tokens * order.prefix_worth_ns
 
         few = list(islice(queue, LOOK_AHEAD))
-        is_fair = cell.policy.order.share(1) > 0
-        near = [s for s in few if not is_fair or s.live.tenant is few[0].live.tenant]
+        near = [s for s in few if not order.is_fair or s.live.tenant is few[0].live.tenant]
         yield from sorted(near, key=rank)
         yield from (s for s in few if s not in near)
     yield from queue
@@ -128,7 +127,7 @@ def _candidates(builder: PlanBuilder) -> Iterator[Sequence]:
 def is_looked_at(cell: CellState, worker: Worker, now_ns: int) -> bool:
     """Whether the cadence has the worker look at the queue; whoever else joins then joins too."""
     looks = cell.policy.cadence.looks
-    if looks is None or not worker.running or cell.waiting.overdue(now_ns):
+    if looks is None or not worker.running or cell.waiting.num_overdue(now_ns):
         return True
     return looks(
         QueueView(

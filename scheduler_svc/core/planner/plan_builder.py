@@ -11,6 +11,8 @@ from scheduler_svc.core.workers import CHECKSUM_MASK, Worker
 
 # Of one plan; behind somebody who fits another worker only there may be thousands more.
 PASSED_OVER_MAX = 32
+# To pass one over, in tokens that join.
+LOOK_EFFORT = 16
 # Sequences whose block tables are too short, and by how many blocks of each layer group.
 Growth = list[tuple[Sequence, list[int]]]
 
@@ -37,7 +39,8 @@ class PlanBuilder:
         self.preempted: list[SequenceId] = []
         self.gave_way: list[SequenceId] = []
         self.joins: list[Join] = []
-        self.join_tokens = 0
+        # What it takes to make, in tokens that join.
+        self.effort = 0
         self.passed_over: list[PassedOver] = []
         self.now_ns = now_ns
         # Other workers that could start a sequence, by all of it that makes a difference to them.
@@ -47,6 +50,7 @@ class PlanBuilder:
 
     def pass_over(self, stage: str, why: Why, sequence_id: SequenceId | None = None) -> None:
         """For readers: whom a stage passed over, and why."""
+        self.effort += LOOK_EFFORT
         if len(self.passed_over) < PASSED_OVER_MAX:
             self.passed_over.append(PassedOver(stage, why, sequence_id))
 
@@ -95,7 +99,7 @@ class PlanBuilder:
             self._copies += copies
             num_computed_tokens = len(sequence.tokens) - 1
         slot = self.cell.admit(self.worker, sequence, num_computed_tokens, self.now_ns)
-        self.join_tokens += len(sequence.tokens)
+        self.effort += len(sequence.tokens)
         self.joins.append(
             Join(
                 slot=slot,

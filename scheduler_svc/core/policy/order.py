@@ -1,8 +1,8 @@
 """Order: who goes first. A smaller key does.
 
-Two functions: among tenants by a share of the tokens they were served, then among sequences. A key
-is unique, and is taken when a sequence begins to wait: the queue is sorted by it. So whatever ages
-does so without being touched, because its key is a time.
+Among tenants by the tokens that they were served, where it is fair; then among sequences, by a key.
+It is unique, and is taken when a sequence begins to wait: the queue is sorted by it. So whatever
+ages does so without being touched, because its key is a time.
 """
 
 from collections.abc import Callable
@@ -18,29 +18,18 @@ LOOK_AHEAD = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """Among tenants the one with the smaller share is first, then the one whose first sequence has
-    the smaller key.
-    """
+    """Among tenants the one whose first sequence has the smaller key is first; in a fair one the
+    one that was served least, each by its weight.
 
-    share: Callable[[int], int]
-    key: Callable[[Sequence], tuple[int, ...]]
-    # Waiting that a cached token is worth among those who are next; 0: nobody looks.
-    prefix_worth_ns: int = 0
-
-
-def everybody_alike(served: int) -> int:
-    """Who belongs to whom does not matter."""
-    return 0
-
-
-def by_service(served: int) -> int:
-    """Whoever was served least goes first, each by its weight.
-
-    With the counters of `WaitingQueue` this is fair queueing over tenants, in tokens (Sheng et al.,
+    With the counters of `WaitingQueue` that is fair queueing over tenants, in tokens (Sheng et al.,
     "Fairness in Serving Large Language Models", OSDI 2024): of two tenants that both have requests
     waiting, neither gets ahead by more than about one request and what runs.
     """
-    return served
+
+    key: Callable[[Sequence], tuple[int, ...]]
+    is_fair: bool = False
+    # Waiting that a cached token is worth among those who are next; 0: nobody looks.
+    prefix_worth_ns: int = 0
 
 
 def by_arrival(sequence: Sequence) -> tuple[int, ...]:

@@ -100,6 +100,3 @@ def policy_of(policy: str, chosen: Rules, config: Config) -> Policy:
         if refusal.applies(rules, config):
             raise ValueError(refusal.sentence)
     return Policy(**made)
-
-
-POLICIES: Final = {name: policy_of(name, Rules(), Config()) for name in RULES}

@@ -41,22 +41,18 @@ def _always(rule: Any) -> Maker:
 
 
 def _keyed(key: Callable[[Config], Any]) -> Maker:
-    return lambda config: Order(share=order.everybody_alike, key=key(config))
+    return lambda config: Order(key=key(config))
 
 
 def _fair(config: Config, key: str = "fcfs") -> Order:
     if key not in _KEYS:
         raise ValueError(f"{key!r} is none of {', '.join(_KEYS)}")
     alike: Order = _KEYS[key](config)
-    return replace(alike, share=order.by_service)
+    return replace(alike, is_fair=True)
 
 
 def _prefix(config: Config) -> Order:
-    return Order(
-        share=order.everybody_alike,
-        key=order.by_arrival,
-        prefix_worth_ns=config.token_worth_ns,
-    )
+    return Order(key=order.by_arrival, prefix_worth_ns=config.token_worth_ns)
 
 
 def _interval(config: Config) -> Cadence:

@@ -250,7 +250,7 @@ def test_a_burst_with_a_long_cached_prefix_does_not_join_in_one_plan(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each brings all its tokens with the plan, however few of them are to be computed."""
-    monkeypatch.setattr(admit, "JOIN_TOKENS", 250)
+    monkeypatch.setattr(admit, "EFFORT_MAX", 250)
     cell = Cell(spec(slots=32), prefill_tokens=1)
     head = tuple(range(1, 101))
     cell.submit(head, 40)

@@ -2,8 +2,12 @@
 
 from dataclasses import replace
 
+import pytest
+
 from scheduler_svc.core.commands import MakePlan, StepDone, Submit, WorkerJoined
 from scheduler_svc.core.outcome import Why
+from scheduler_svc.core.planner import admit
+from scheduler_svc.core.planner.plan_builder import LOOK_EFFORT
 from scheduler_svc.core.policy.admission import AdmissionView, whenever_it_fits
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.types import FLEX_PRIORITY, Request
@@ -154,3 +158,22 @@ def test_a_worker_that_joins_costs_nothing_for_each_that_waits() -> None:
 
     many, few = waited_for(2000), waited_for(2)
     costs_at_most(8, lambda: join_eight(many), lambda: join_eight(few))
+
+
+def test_small_ones_behind_many_that_fit_another_worker_only_join_in_several_plans(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each that joins needs a look past all of those: a plan of many would hold up all workers."""
+    monkeypatch.setattr(admit, "EFFORT_MAX", 4 * 100 * LOOK_EFFORT)
+    cell = Cell(spec(slots=8), spec(context=8, slots=64), prefill_tokens=1)
+    for _ in range(8 + 100):
+        cell.submit(9, 40)
+    cell.must_plan("w1")
+    small = [cell.submit(3, 4) for _ in range(32)]
+    joined: list[int] = []
+    while len(joined) < len(small):
+        plan = cell.must_plan("w2")
+        assert 0 < len(plan.admitted) <= 5
+        joined += plan.admitted
+        cell.step("w2")
+    assert joined == small

@@ -21,7 +21,6 @@ CORE = Path(inspect.getfile(commands)).parent
 QUESTIONS: dict[str, tuple[object, ...]] = {
     "check": ("w1",),
     "next_deadline_ns": (),
-    "is_drained": ("w1",),
     "handover": (),
 }
 

@@ -6,8 +6,8 @@ import pytest
 
 from scheduler_svc.core.commands import MakePlan
 from scheduler_svc.core.outcome import PassedOver, Plan, Why
-from scheduler_svc.core.policy.presets import POLICIES
-from scheduler_svc.core.types import Config, Feature, Request
+from scheduler_svc.core.policy.presets import policy_of
+from scheduler_svc.core.types import Config, Feature, Request, Rules
 from scheduler_svc.core.waiting import IDLE_TENANTS_MAX, WaitingQueue
 from tests.support.cell import Cell, spec
 
@@ -189,7 +189,7 @@ def test_what_is_owed_is_not_forgotten_between_two_requests() -> None:
 
 
 def test_debts_are_remembered_of_so_many() -> None:
-    queue = WaitingQueue(POLICIES["fair"].order)
+    queue = WaitingQueue(policy_of("fair", Rules(), Config()).order)
     for number in range(IDLE_TENANTS_MAX + 5):
         request = Request(
             id="r", sequence_id=number, prompt=(1,), max_tokens=1, arrived_ns=0, tenant=str(number)

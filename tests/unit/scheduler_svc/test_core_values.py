@@ -6,15 +6,15 @@ import pytest
 
 from scheduler_svc.core.kv import BlockTable
 from scheduler_svc.core.policy.admission import AdmissionView, when_all_are_done, whenever_it_fits
-from scheduler_svc.core.policy.presets import POLICIES
+from scheduler_svc.core.policy.presets import policy_of
 from scheduler_svc.core.requests import MOVES, LiveRequest, Sequence, State
-from scheduler_svc.core.types import Config, Request
+from scheduler_svc.core.types import Config, Request, Rules
 from scheduler_svc.core.waiting import WaitingQueue
 from tests.support.cell import Cell, spec
 
 
 def sequence(sequence_id: int, queue: WaitingQueue | None = None) -> Sequence:
-    queue = WaitingQueue(POLICIES["fcfs"].order) if queue is None else queue
+    queue = WaitingQueue(policy_of("fcfs", Rules(), Config()).order) if queue is None else queue
     request = Request(id="r", sequence_id=sequence_id, prompt=(1,), max_tokens=4, arrived_ns=0)
     return Sequence(
         live=LiveRequest(
@@ -52,7 +52,7 @@ def test_the_table_of_moves() -> None:
 
 
 def test_the_queue_keeps_its_order_and_removes_exactly_the_one() -> None:
-    queue = WaitingQueue(POLICIES["fcfs"].order)
+    queue = WaitingQueue(policy_of("fcfs", Rules(), Config()).order)
     first, second, third = (sequence(sequence_id, queue) for sequence_id in (1, 2, 3))
     for one in (third, first, second):
         queue.add(one)
