@@ -10,6 +10,7 @@ import grpc
 from google.protobuf.json_format import MessageToJson
 
 from kaiten.cli.complaint import RESUME_S, complain
+from kaiten.cli.live.cell_view import state_of
 from kaiten.cli.live.reasons import reason, states_of, trouble, why_behind
 from kaiten.client.connection import OPTIONS, with_key
 from kaiten.client.errors import ApiError, CertificateError, from_rpc_error
@@ -123,9 +124,8 @@ def _worker(worker: WatchedWorker, theirs: Sequence[LiveSequence]) -> str:
 
 def _name(one: LiveSequence) -> str:
     """Where it is, and whose choice it is."""
-    state = SequenceState.Name(one.place.state).removeprefix("SEQUENCE_STATE_").lower()
     is_running = one.place.state == SequenceState.SEQUENCE_STATE_RUNNING
-    where = f"slot {one.place.slot}" if is_running else state
+    where = f"slot {one.place.slot}" if is_running else state_of(one)
     return f"{where}  {one.identity.id}/{one.identity.choice}"
 
 

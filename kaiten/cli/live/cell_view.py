@@ -63,7 +63,10 @@ class Rates(NamedTuple):
 
 
 def state_of(one: LiveSequence) -> str:
-    return SequenceState.Name(one.place.state).removeprefix("SEQUENCE_STATE_").lower()
+    number = one.place.state
+    # Newer services than this command may know more of them.
+    name = SequenceState.Name(number) if number in SequenceState.values() else f"state {number}"
+    return name.removeprefix("SEQUENCE_STATE_").lower()
 
 
 def name_of(core: LiveCore, worker_id: str) -> str:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from kaiten.cli.live.cell_view import choices
 from kaiten.cli.watch import lines_of
 from kaiten.client.live_core import LiveCore
 from kaiten.v1.common_pb2 import WhyPassedOver
@@ -104,3 +105,10 @@ def test_a_cell_as_lines() -> None:
 def test_the_kv_map_is_shown_in_runs(sequence_id: int, map: str) -> None:
     (line,) = (e for e in lines_of(cell(), with_blocks=True) if f"acme:{sequence_id}/" in e)
     assert line.endswith(f"  {map}")
+
+
+def test_a_state_that_only_newer_services_know_is_told_by_its_number() -> None:
+    core, later = cell(), 9
+    core.sequences[3].place.state = later  # type: ignore[assignment]
+    assert any("state 9  acme:3/0" in line for line in lines_of(core))
+    assert "state 9" in [each.state for each in choices(core)]
