@@ -11,6 +11,11 @@ FIXES: Final = (
         r"^worker.*signal SIGKILL|MemoryError|not enough memory",
         "free memory, or use --dtype bf16 or --weight-dtype int4",
     ),
+    (
+        r"can't start new thread|Resource temporarily unavailable",
+        "let this user have more processes (ulimit -u, TasksMax=, pids.max) and addresses"
+        " (ulimit -v): each thread counts",
+    ),
     (r"signal SIGKILL", "free memory: the system ends processes when there is none left"),
     (r"signal SIGILL", "this CPU lacks an instruction the build uses; see `kaiten doctor`"),
 )

@@ -2,6 +2,7 @@
 
 import os
 import re
+import resource
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -24,6 +25,8 @@ from kaiten.start_error import StartError
 # The first to be there leads. The other stands by, at 45 MB: who leads is killed, and nobody waits
 # for a process to start or for a lease to run out.
 SCHEDULERS: Final = ("scheduler", "standby")
+# Of a worker with the shipped model: with 1,200 it could begin no thread.
+ADDRESSES_MB_MIN: Final = 1500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +107,7 @@ def planned_stack(options: ServeOptions) -> Iterator[Stack]:
 
     StartError when a port is taken or no store can be had.
     """
+    _require_addresses()
     with ExitStack() as held:
         grpc_port = held.enter_context(claim(options.host, options.grpc_port, "--grpc-port"))
         http_port = held.enter_context(claim(options.host, options.http_port, "--http-port"))
@@ -121,6 +125,17 @@ def planned_stack(options: ServeOptions) -> Iterator[Stack]:
         ]
         door = _Door(grpc_port.number, http_port.number, sockets / "gateway.sock")
         yield _plan(options, door, inner, sockets / "store.sock")
+
+
+def _require_addresses() -> None:
+    """With fewer gRPC ends this process without a sentence, and torch its own."""
+    allowed, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if allowed != resource.RLIM_INFINITY and allowed < ADDRESSES_MB_MIN * 1_000_000:
+        raise StartError(
+            f"this process may have {allowed // 1_000_000} MB of addresses (ulimit -v); a stack"
+            f" needs {ADDRESSES_MB_MIN} for each of its parts, and more for a larger model",
+            "ulimit -v unlimited",
+        )
 
 
 def _metrics_port(options: ServeOptions, index: int, held: ExitStack) -> int | None:

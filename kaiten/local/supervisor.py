@@ -124,7 +124,7 @@ class Supervisor:
         except ChildDied as error:
             raise start_error(child, error) from error
         except OSError as error:
-            raise StartError(f"{name} cannot be started: {error}") from error
+            raise StartError(f"{name} cannot be started: {error}", fix_of(str(error))) from error
         took_s[name] = seconds
         self._display.ready(name, seconds)
         keepers.create_task(self._keep(child))

@@ -49,6 +49,8 @@ def test_the_cause_of_a_death(log: str, cause: str) -> None:
     [
         ("worker-0 ended with signal SIGKILL", "--dtype bf16"),
         ("scheduler ended with signal SIGKILL", "there is none left"),
+        ("worker-0 ended with exit code 1: RuntimeError: can't start new thread", "ulimit -u"),
+        ("[Errno 11] Resource temporarily unavailable", "ulimit -u"),
         ("port 1 is taken; choose another", ""),
     ],
 )

@@ -391,6 +391,19 @@ def test_a_data_dir_that_cannot_be_used_says_why(
         serve._lock_file(tmp_path)
 
 
+def test_with_few_addresses_it_does_not_begin(tmp_path: Path) -> None:
+    """gRPC ends a process that may begin no thread."""
+    program = (
+        "import resource; from kaiten.cli import app;"
+        " resource.setrlimit(resource.RLIMIT_AS, (600_000_000, 600_000_000)); app.main()"
+    )
+    command = [sys.executable, "-c", program, "serve", "--data-dir", str(tmp_path)]
+    command += ["--grpc-port", "0", "--http-port", "0"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert ran.returncode == 1
+    assert "may have 600 MB of addresses (ulimit -v); a stack needs 1500" in ran.stderr
+
+
 def facts() -> ready.Facts:
     worker = common_pb2.WorkerDescription(
         architecture="LlamaForCausalLM",
