@@ -54,12 +54,9 @@ def pytest_collection() -> Generator[None, object, object]:
 @pytest.fixture(scope="session")
 def store_server(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[StoreServer]":
     """The session's server. Shared: never stop or flush it, start another StoreServer for that."""
-    from tests.support.store_server import StoreServer, store_folder
+    from tests.support.store_server import own_store
 
-    with (
-        store_folder(tmp_path_factory.mktemp("store")) as folder,
-        StoreServer(folder) as server,
-    ):
+    with own_store(tmp_path_factory.mktemp("store")) as server:
         yield server
 
 

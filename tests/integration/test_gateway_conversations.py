@@ -18,7 +18,7 @@ from ledger.scripts import CONVERSATION_DROP, CONVERSATION_KEEP, FILE_DROP, FORG
 from ledger.servers.connections import Command
 from service_kit.errors import DataLoss, Unavailable
 from tests.support.gateway_stack import WAIT_S, Stack, running_stack, until
-from tests.support.store_server import StoreServer
+from tests.support.store_server import own_store
 
 
 @pytest.fixture(autouse=True)
@@ -243,7 +243,7 @@ async def test_what_has_ended_is_deleted_whatever_is_in_the_way(
 
 async def test_everything_is_deleted_in_a_full_store(tmp_path: Path, cell: str) -> None:
     """Which takes nothing in any more until something has left it."""
-    with StoreServer(tmp_path / "store") as store:
+    with own_store(tmp_path / "store") as store:
         async with (
             running_stack(tmp_path / "model", store.url, cell) as stack,
             httpx.AsyncClient(base_url=stack.gateway.http_url, timeout=WAIT_S) as http,

@@ -40,7 +40,7 @@ from tests.support.gateway_stack import (
     text_of,
     until,
 )
-from tests.support.store_server import StoreServer
+from tests.support.store_server import own_store
 from tests.support.tokenizers import write_model_folder
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -417,7 +417,7 @@ async def test_a_deadline_can_be_given_by_http(tmp_path: Path, redis_url: str, c
 
 
 async def test_a_flushed_store_fails_streams_and_serves_again(tmp_path: Path, cell: str) -> None:
-    with StoreServer(tmp_path / "store") as store:
+    with own_store(tmp_path / "store") as store:
         folder = write_model_folder(tmp_path / "model")
         async with running_stack(folder, store.url, cell) as stack:
             stack.scheduler.is_open.clear()
@@ -441,7 +441,7 @@ async def test_a_flushed_store_fails_streams_and_serves_again(tmp_path: Path, ce
 async def test_a_wrong_store_is_refused_at_start(tmp_path: Path, cell: str) -> None:
     folder = write_model_folder(tmp_path / "model")
     settings = {"maxmemory-policy": "allkeys-lru", "maxmemory": "100mb"}
-    with StoreServer(tmp_path / "store", **settings) as store:
+    with own_store(tmp_path / "store", **settings) as store:
         gateway = running_gateway(folder, store.url, cell)
         with pytest.raises(ConfigError, match="noeviction"):
             await gateway.__aenter__()

@@ -14,7 +14,7 @@ from ledger.durability import RULES, SETTINGS
 from ledger.types import Submitted
 from service_kit.errors import ConfigError, Unavailable
 from tests.support.play_leader import PlayLeader, eventually, submit_record
-from tests.support.store_server import StoreServer
+from tests.support.store_server import StoreServer, own_store
 
 PATIENT = LedgerLimits(retry_s=60.0)
 
@@ -22,7 +22,7 @@ PATIENT = LedgerLimits(retry_s=60.0)
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[StoreServer]:
     """A server of one's own, to be hurt."""
-    with StoreServer(tmp_path / "store") as server:
+    with own_store(tmp_path / "store") as server:
         yield server
 
 

@@ -18,7 +18,7 @@ from ledger.acl import keys_rule
 from ledger.servers.commands import ALL, needed
 from ledger.servers.refusals import is_transient, translated
 from service_kit.errors import ConfigError, Unavailable
-from tests.support.store_server import StoreServer
+from tests.support.store_server import StoreServer, own_store
 
 RECORD = SubmitRecord(
     id="default:1",
@@ -43,7 +43,7 @@ def lone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreServer]:
     """A cluster of one, which has the slots that a test gives it."""
     with HeldPort() as bus:
         settings = {"cluster_enabled": "yes", "cluster_port": str(bus.number)}
-        with StoreServer(tmp_path_factory.mktemp("lone"), **settings) as server:
+        with own_store(tmp_path_factory.mktemp("lone"), **settings) as server:
             yield server
 
 
@@ -117,10 +117,11 @@ async def test_too_few_replicas_for_a_promise(redis_url: str, cell: str) -> None
 async def test_a_replica_is_no_store(redis_url: str, cell: str, tmp_path: Path) -> None:
     place = redis_url.removeprefix("redis://").removesuffix("/0").split(":")
     with (
-        StoreServer(tmp_path / "replica", replicaof=" ".join(place)) as replica,
+        own_store(tmp_path / "replica", replicaof=" ".join(place)) as replica,
         pytest.raises(ConfigError, match=rf"this server is a replica of 127.0.0.1:{place[1]}"),
     ):
-        await check(replica.url, cell)
+        # It may still be loading what it is a replica of.
+        await check(replica.url, cell, retry_s=60.0)
 
 
 @pytest.mark.parametrize("command", ["xadd", "script|load", "config|get", "xtrim", "waitaof"])
@@ -182,7 +183,7 @@ def test_a_primary_that_becomes_a_replica_in_between_has_not_said_the_last_word(
 
     A frozen primary that thaws meets its successor just so.
     """
-    with StoreServer(tmp_path / "store") as store, Redis.from_url(store.url) as client:
+    with own_store(tmp_path / "store") as store, Redis.from_url(store.url) as client:
         client.execute_command("REPLICAOF", "127.0.0.1", 1)
         for waits in (("WAIT", 1, 1), ("WAITAOF", 0, 1, 1)):
             with pytest.raises(ResponseError) as refused:

@@ -13,7 +13,7 @@ from kaiten.cli.keygen import mint
 from kaiten.client import TLS
 from service_kit.tls import TlsFiles
 from tests.support.served import ENV, ROOT, WAIT_S, Served
-from tests.support.store_server import StoreServer
+from tests.support.store_server import StoreServer, own_store
 from tests.support.tls_files import Authority
 
 PASSWORD = "pw-5f1d0c27"
@@ -22,7 +22,7 @@ PASSWORD = "pw-5f1d0c27"
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[StoreServer]:
     """Somebody else's, with a password; the settings that the ledger asks for."""
-    with StoreServer(tmp_path / "store", requirepass=PASSWORD) as server:
+    with own_store(tmp_path / "store", requirepass=PASSWORD) as server:
         yield server
 
 

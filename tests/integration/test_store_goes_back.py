@@ -19,7 +19,7 @@ from tests.support.answers import until
 from tests.support.cluster import Cluster, gold
 from tests.support.play_leader import PlayLeader, eventually, submit_record
 from tests.support.set_clock import COMPILER, SetClock
-from tests.support.store_server import StoreServer
+from tests.support.store_server import StoreServer, own_store
 
 HOUR_US = 3_600_000_000
 
@@ -27,7 +27,7 @@ HOUR_US = 3_600_000_000
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[StoreServer]:
     """A server of one's own, to be hurt."""
-    with StoreServer(tmp_path / "store") as server:
+    with own_store(tmp_path / "store") as server:
         yield server
 
 
@@ -105,9 +105,7 @@ async def test_an_end_is_heard_though_its_record_has_a_number_seen_before(
     """Also the clock is behind what it was: what was lost is no gap in the numbers."""
     clock = SetClock(tmp_path / "clock")
     clock.set(HOUR_US // 1_000_000)
-    server = StoreServer(tmp_path / "store")
-    server.environ.update(clock.environ)
-    with server:
+    with own_store(tmp_path / "store", clock.environ) as server:
         ledger, watching = await Ledger.connect(server.url), await Ledger.connect(server.url)
         kept = await ledger.submit(submit_record("kept"), b"h")
         before = await PlayLeader.elected(ledger)

@@ -16,7 +16,7 @@ from tests.support.answers import until
 from tests.support.cluster import Cluster
 from tests.support.play_leader import submit_record
 from tests.support.relay import Relay
-from tests.support.store_server import StoreServer
+from tests.support.store_server import StoreServer, own_store
 
 HASTY = LedgerLimits(retry_s=0.0)
 PATIENT = LedgerLimits(retry_s=60.0)
@@ -26,7 +26,7 @@ REQUESTS = 20
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[StoreServer]:
     """A server of one's own, to be hurt."""
-    with StoreServer(tmp_path / "store") as server:
+    with own_store(tmp_path / "store") as server:
         yield server
 
 

@@ -12,7 +12,7 @@ from ledger.acl import commands_rule, keys_rule
 from ledger.keys import Keys
 from tests.support.cluster import argv_of
 from tests.support.processes import GATEWAY, SCHEDULER, WORKER, ServiceProcess, events
-from tests.support.store_server import StoreServer
+from tests.support.store_server import StoreServer, own_store
 from tests.support.tls_files import EXPIRED, Authority
 
 OF_THE_STORE = pytest.mark.parametrize("module", [GATEWAY, SCHEDULER])
@@ -40,7 +40,7 @@ def refusal(module: str, folder: Path, **flags: Any) -> str:
 @pytest.fixture(scope="module")
 def forgetful(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreServer]:
     """A store without persistence."""
-    with StoreServer(tmp_path_factory.mktemp("forgetful"), appendonly="no") as server:
+    with own_store(tmp_path_factory.mktemp("forgetful"), appendonly="no") as server:
         yield server
 
 

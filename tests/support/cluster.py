@@ -35,7 +35,7 @@ from ledger import Follower, Ledger, LedgerLimits
 from tests.fakes.mock_worker import mock_token_ids
 from tests.support.answers import WAIT_S, Answer, until
 from tests.support.processes import MOCK_WORKER, SCHEDULER, ServiceProcess, events
-from tests.support.store_server import StoreServer
+from tests.support.store_server import StoreServer, store_folder
 
 LEASE_TTL_S = 2.0
 Flags = Mapping[str, object]
@@ -101,12 +101,12 @@ class Cluster:
         # Whose log may tell of a crash.
         self.may_crash: list[ServiceProcess] = []
         self._is_started = is_started
-        self._store = store or StoreServer(folder / "store")
         self.schedulers: list[ServiceProcess] = []
         self.workers: list[ServiceProcess] = []
         self.others: list[ServiceProcess] = []
         self.answers: list[Answer] = []
         self._held = ExitStack()
+        self._store = store or StoreServer(self._held.enter_context(store_folder(folder / "store")))
         self.scheduler_addresses = [self.hold_port().address for _ in range(schedulers)]
         self._limits = limits or LedgerLimits()
         self._ids = itertools.count()

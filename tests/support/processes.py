@@ -109,8 +109,11 @@ def forked(target: Callable[..., None], *args: object) -> multiprocessing.proces
 
 
 def events(process: ServiceProcess, event: str) -> list[dict[str, Any]]:
-    """Log lines of that name. Who waits for one asks often: no other line is parsed."""
-    lines = (line for line in process.log().splitlines() if event in line and line[0] == "{")
+    """Log lines of that name. Who waits for one asks often: no other line is parsed, nor the one
+    that is being written.
+    """
+    whole, _, _ = process.log().rpartition("\n")
+    lines = (line for line in whole.splitlines() if event in line and line[0] == "{")
     return [entry for entry in map(json.loads, lines) if entry.get("event") == event]
 
 

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -43,10 +43,10 @@ def server_binary() -> str:
 
 @contextlib.contextmanager
 def store_folder(on_disk: Path) -> Iterator[Path]:
-    """For a server that many tests share. It waits for its disk at every write, and disks of shared
-    machines stand still for seconds: then all who wait for it fail at once. So in memory, where
-    there is room for it, which a process that is killed loses as little. What a run that was killed
-    has left there goes with the next one.
+    """For a server: it waits for its disk at every write, and disks of shared machines stand still
+    for seconds, in which all who wait for it give up. So in memory, where there is room for it,
+    which a process that is killed loses as little. What a run that was killed has left there goes
+    with the next one.
     """
     has_room = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= MEMORY_BYTES_MIN
     if not (has_room and os.access(MEMORY, os.W_OK)):
@@ -57,6 +57,18 @@ def store_folder(on_disk: Path) -> Iterator[Path]:
             shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=f"kaiten-test-{os.getpid()}-", dir=MEMORY) as folder:
         yield Path(folder)
+
+
+@contextlib.contextmanager
+def own_store(
+    on_disk: Path, environ: Mapping[str, str] | None = None, **settings: str
+) -> Iterator["StoreServer"]:
+    """A running server of one's own, to be hurt, whose disk never stands still."""
+    with store_folder(on_disk) as folder:
+        server = StoreServer(folder, **settings)
+        server.environ.update(environ or {})
+        with server:
+            yield server
 
 
 class StoreServer:
