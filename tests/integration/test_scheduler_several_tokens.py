@@ -82,13 +82,15 @@ async def test_a_worker_dies_and_one_of_one_token_per_step_goes_on(tmp_path: Pat
 
 
 async def test_few_blocks_and_a_cancel_in_the_middle(tmp_path: Path) -> None:
-    worker_flags = {**SEVERAL, "kv_blocks": 16, "block_size": 4, "context_tokens": 64}
+    flags = {"kv_blocks": 16, "block_size": 4, "context_tokens": 64, "gates": tmp_path / "gates"}
     async with Cluster(tmp_path, workers=0) as cluster:
+        cluster.gates(30)
         answers = await cluster.submit_many(8, prompt_tokens=9, max_tokens=45)
         await cluster.all_wait(8)
-        cluster.add_worker(worker_flags).start()
+        cluster.add_worker({**SEVERAL, **flags}).start()
         await answers[0].has_tokens(5)
         await cluster.ledger.cancel(answers[0].record.id)
+        cluster.open_gates()
         await cluster.all_done()
         results = [await cluster.ledger.result(answer.record.id) for answer in answers]
         assert sum(one.done.timings.preemptions for one in results if one is not None) > 0
