@@ -173,7 +173,7 @@ async def test_a_mistake_has_one_cause_and_two_codes(stack: Stack, wrong: Wrong)
     assert wrong.says in (caught.value.details() or "")
     if wrong.field:
         assert violation(caught.value).field == wrong.field
-    async with httpx.AsyncClient(base_url=stack.gateway.http_url) as http:
+    async with httpx.AsyncClient(base_url=stack.gateway.http_url, timeout=60) as http:
         reply = await http.post("/v1/completions", json={"model": MODEL} | wrong.over_http)
     assert reply.status_code == wrong.status
     error = reply.json()["error"]
@@ -201,7 +201,7 @@ async def test_what_is_no_number_is_refused(stack: Stack, key: str, wrong: float
         await stack.generate(text="x", sampling={key: wrong})
     assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
     body = json.dumps({"model": MODEL, "prompt": "x", key: wrong})
-    async with httpx.AsyncClient(base_url=stack.gateway.http_url) as http:
+    async with httpx.AsyncClient(base_url=stack.gateway.http_url, timeout=60) as http:
         reply = await http.post("/v1/completions", content=body, headers=JSON)
     assert reply.status_code == 400
     assert "is not valid JSON" in reply.json()["error"]["message"]
@@ -257,7 +257,7 @@ async def test_mistakes_only_json_can_make(
     stack: Stack, body: dict[str, Any], says: str, param: str | None
 ) -> None:
     content = json.dumps({"model": MODEL} | body)
-    async with httpx.AsyncClient(base_url=stack.gateway.http_url) as http:
+    async with httpx.AsyncClient(base_url=stack.gateway.http_url, timeout=60) as http:
         reply = await http.post("/v1/completions", content=content, headers=JSON)
     error = reply.json()["error"]
     assert (reply.status_code, error["param"]) == (400, param)
@@ -265,7 +265,7 @@ async def test_mistakes_only_json_can_make(
 
 
 async def test_a_priority_is_not_told_turned_round(stack: Stack) -> None:
-    async with httpx.AsyncClient(base_url=stack.gateway.http_url) as http:
+    async with httpx.AsyncClient(base_url=stack.gateway.http_url, timeout=60) as http:
         reply = await http.post("/v1/completions", json={"prompt": "x", "priority": -1001})
     assert reply.json()["error"]["message"] == "priority: must be in [-1000, 1000]"
 
@@ -292,7 +292,7 @@ CHAT: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("body", "says"), CHAT)
 async def test_wrong_conversations(stack: Stack, body: dict[str, Any], says: str) -> None:
-    async with httpx.AsyncClient(base_url=stack.gateway.http_url) as http:
+    async with httpx.AsyncClient(base_url=stack.gateway.http_url, timeout=60) as http:
         reply = await http.post("/v1/chat/completions", json={"model": MODEL} | body)
     assert reply.status_code == 400
     assert says in reply.json()["error"]["message"]
@@ -317,7 +317,7 @@ BEYOND = '{"messages":[{"role":"user","content":"x"}],"model":"tiny",%s}'
 )
 async def test_a_number_that_none_can_hold(stack: Stack, field: str, param: str) -> None:
     """JSON may write it, and Python reads it as an infinite one, which JSON has not."""
-    async with httpx.AsyncClient(base_url=stack.gateway.http_url, headers=JSON) as http:
+    async with httpx.AsyncClient(base_url=stack.gateway.http_url, headers=JSON, timeout=60) as http:
         reply = await http.post("/v1/chat/completions", content=BEYOND % field)
     error = reply.json()["error"]
     assert (reply.status_code, error["param"]) == (400, param)
@@ -328,7 +328,7 @@ GZIP, PLAIN = {"content-encoding": "gzip"}, {"content-encoding": "identity"}
 
 
 async def test_wrong_http(stack: Stack) -> None:
-    async with httpx.AsyncClient(base_url=stack.gateway.http_url, headers=JSON) as http:
+    async with httpx.AsyncClient(base_url=stack.gateway.http_url, headers=JSON, timeout=60) as http:
         replies = [
             (await http.post("/v1/completions", content=b"{"), 400, "not valid JSON"),
             (await http.post("/v1/completions", content=b"[1]"), 400, "JSON object"),
@@ -395,14 +395,14 @@ async def test_overload_is_refused_at_once(tmp_path: Path, redis_url: str, cell:
         tmp_path / "model", redis_url, cell, requests_max=2, choices_max=2
     ) as stack:
         stack.scheduler.is_open.clear()
-        call = stack.gateway.inference.Generate(pb.GenerateRequest(text="x", n=2), timeout=10)
+        call = stack.gateway.inference.Generate(pb.GenerateRequest(text="x", n=2), timeout=300)
         await anext(aiter(call))
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stack.generate(text="y")
         assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
         trailers = dict(caught.value.trailing_metadata() or ())
         assert int(trailers["grpc-retry-pushback-ms"]) > 0
-        async with httpx.AsyncClient(base_url=stack.gateway.http_url) as http:
+        async with httpx.AsyncClient(base_url=stack.gateway.http_url, timeout=60) as http:
             reply = await http.post("/v1/completions", json={"model": MODEL, "prompt": "y"})
         assert reply.status_code == 429
         assert int(reply.headers["retry-after"]) >= 1

@@ -61,7 +61,9 @@ async def test_choices_interleave_and_done_comes_last(stack: Stack) -> None:
 
 
 async def test_a_stop_string_cancels_with_the_exact_count(stack: Stack) -> None:
-    stack.says("one two END three four five six seven eight nine ten")
+    # So that it does not end by itself before its cancel is read.
+    stack.scheduler.step_s = 0.02
+    stack.says("one two END" + " three four five" * 12)
     events = await stack.generate(text="x", stop=["END"], return_token_ids=True)
     assert text_of(events) == "one two "
     finished = next(event.finished for event in events if event.HasField("finished"))
@@ -83,7 +85,9 @@ async def test_a_stop_string_cancels_with_the_exact_count(stack: Stack) -> None:
 
 
 async def test_one_choice_stopped_by_a_string_leaves_the_others_running(stack: Stack) -> None:
-    texts = ("a STOP b c d e f", "one two three four")
+    texts = ("a STOP" + " b c d e f" * 12, "one two three four")
+    # So that the first does not end by itself before its cancel is read.
+    stack.scheduler.step_s = 0.02
     tokens = [stack.gateway.ids(text) for text in texts]
     stop = stack.gateway.card.eos_token_ids[0]
     stack.scheduler.script = lambda _record, choice: iter((*tokens[choice], stop))
@@ -227,6 +231,8 @@ async def test_a_vanished_client_cancels(stack: Stack) -> None:
 
 
 async def test_a_client_gone_before_acceptance_cancels_too(stack: Stack) -> None:
+    # So that none of them ends by itself before it is missed.
+    stack.scheduler.step_s = 0.02
     stack.scheduler.is_open.clear()
     calls = [
         stack.gateway.inference.Generate(pb.GenerateRequest(text="x"), timeout=WAIT_S)

@@ -88,7 +88,7 @@ async def test_readiness_follows_the_cell(tmp_path: Path, redis_url: str, cell: 
         await until(lambda: readiness.problem == "", "the same tokenizer")
         stack.scheduler.stop_renewing()
         await until(lambda: "no scheduler leads" in readiness.problem, "no leader")
-        async with httpx.AsyncClient(base_url=stack.gateway.http_url) as http:
+        async with httpx.AsyncClient(base_url=stack.gateway.http_url, timeout=60) as http:
             for path in ("/ready", "/readyz"):
                 reply = await http.get(path)
                 assert (reply.status_code, "leads" in reply.json()["reason"]) == (503, True)
@@ -104,7 +104,7 @@ async def test_a_gateway_before_its_cell_says_so_and_recovers(
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await anext(aiter(gateway.inference.Generate(pb.GenerateRequest(text="x"))))
         assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
-        async with httpx.AsyncClient(base_url=gateway.http_url) as http:
+        async with httpx.AsyncClient(base_url=gateway.http_url, timeout=60) as http:
             reply = await http.post("/v1/completions", json={"model": MODEL, "prompt": "x"})
         assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
         ledger = gateway.service.link.ledger
@@ -274,7 +274,7 @@ async def test_drain_lets_streams_end_and_refuses_new_ones(
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stack.generate(text="y")
         assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
-        async with httpx.AsyncClient(base_url=stack.gateway.http_url) as http:
+        async with httpx.AsyncClient(base_url=stack.gateway.http_url, timeout=60) as http:
             reply = await http.post("/v1/completions", json={"model": MODEL, "prompt": "y"})
         assert reply.status_code == 503
         # Who looks after batches looks again in the middle of it, and goes on.
@@ -298,6 +298,8 @@ async def test_drain_sends_what_is_left_elsewhere_and_cancels_nothing(
         events = aiter(call)
         await anext(events)
         async with running_gateway(tmp_path / "model", redis_url, cell) as other:
+            there = other.service.generation_service.readiness
+            await until(lambda: not there.problem, "readiness")
             await asyncio.wait_for(stack.gateway.service.drain(), 60)
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await anext_all(events)
@@ -352,18 +354,21 @@ async def test_a_loop_that_ends_unasked_ends_the_gateway(
 async def test_deadline_without_a_scheduler_ends_as_deadline_exceeded(
     tmp_path: Path, redis_url: str, cell: str
 ) -> None:
-    async with running_stack(tmp_path / "model", redis_url, cell, request_timeout_s=1.5) as stack:
+    async with running_stack(tmp_path / "model", redis_url, cell, request_timeout_s=4) as stack:
         stack.scheduler.is_open.clear()
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await anext_all(stack.gateway.inference.Generate(pb.GenerateRequest(text="x")))
-        assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
         async with httpx.AsyncClient(base_url=stack.gateway.http_url, timeout=WAIT_S) as http:
-            reply = await http.post("/v1/completions", json={"model": MODEL, "prompt": "x"})
+            # Both at once, of more time than it takes to accept them on a slow machine.
+            body = {"model": MODEL, "prompt": "x"}
+            posting = asyncio.create_task(http.post("/v1/completions", json=body))
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await anext_all(stack.gateway.inference.Generate(pb.GenerateRequest(text="x")))
+            reply = await posting
+        assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
         assert (reply.status_code, reply.json()["error"]["code"]) == (504, "deadline_exceeded")
         stack.scheduler.is_open.set()
         await until(lambda: len(stack.scheduler.cancels) == 2, "the cancels")
         # Less what it took here.
-        assert all(0 < record.timeout_ms <= 1500 for record in stack.scheduler.submits)
+        assert all(0 < record.timeout_ms <= 4000 for record in stack.scheduler.submits)
 
 
 async def flush(url: str) -> None:
@@ -401,10 +406,14 @@ async def test_a_deadline_can_be_given_by_http(tmp_path: Path, redis_url: str, c
         headers = {"x-request-timeout-s": "90.5"}
         assert (await http.post("/v1/completions", json=body, headers=headers)).is_success
         stack.scheduler.is_open.clear()
-        headers = {"x-request-timeout-s": "1.5"}
-        reply = await http.post("/v1/completions", json=body, headers=headers)
+        headers = {"x-request-timeout-s": "3.5"}
+        reply, stream = await asyncio.gather(
+            *(
+                http.post("/v1/completions", json=body | {"stream": is_streaming}, headers=headers)
+                for is_streaming in (False, True)
+            )
+        )
         assert (reply.status_code, reply.json()["error"]["code"]) == (504, "deadline_exceeded")
-        stream = await http.post("/v1/completions", json=body | {"stream": True}, headers=headers)
         last = stream.text.split("\n\n")[-3:]
         assert '"code":"deadline_exceeded"' in last[0]
         assert last[1:] == ["data: [DONE]", ""]
@@ -412,7 +421,7 @@ async def test_a_deadline_can_be_given_by_http(tmp_path: Path, redis_url: str, c
         await until(lambda: len(stack.scheduler.submits) == 3, "the last one")
         given_ms = [record.timeout_ms for record in stack.scheduler.submits]
         # Less what it took here.
-        for given, asked in zip(given_ms, (90500, 1500, 1500), strict=True):
+        for given, asked in zip(given_ms, (90500, 3500, 3500), strict=True):
             assert 0 < given <= asked
 
 

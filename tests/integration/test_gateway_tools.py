@@ -29,7 +29,8 @@ from tests.support.tool_models import (
 async def test_calls_whole_and_streamed(
     family: str, tmp_path: Path, redis_url: str, cell: str
 ) -> None:
-    async with speaking(family, tmp_path, redis_url, cell) as stack:
+    # A reader that is behind gets what several steps brought as one.
+    async with speaking(family, tmp_path, redis_url, cell, tokens_per_step=2) as stack:
         stack.says(SPOKEN[family])
         chat = stack.gateway.openai.chat.completions
         whole = await chat.create(model=MODEL, messages=ASK, tools=TOOLS)

@@ -37,7 +37,7 @@ SHAPES = [
 
 async def test_responses_have_items_of_each_kind(tmp_path: Path, redis_url: str, cell: str) -> None:
     """Whole, streamed, told again, and by the package's own helper: the same."""
-    async with speaking("qwen3", tmp_path, redis_url, cell, tokens_per_step=7) as stack:
+    async with speaking("qwen3", tmp_path, redis_url, cell, tokens_per_step=2) as stack:
         stack.says(SAID)
         responses = stack.gateway.openai.responses
         asked: dict[str, Any] = {"model": MODEL, "input": "Weather?", "tools": RESPONSE_TOOLS}

@@ -35,7 +35,7 @@ from scheduler_svc.timeline_intervals import Timeline, timelines_of
 from scheduler_svc.timeline_track import Phase
 from service_kit.errors import NotFound
 from tests.support.answers import until
-from tests.support.cluster import SCHEDULER_FLAGS, Cluster, argv_of
+from tests.support.cluster import SCHEDULER_FLAGS, UNDISTURBED, Cluster, argv_of
 from tests.support.commands import kaiten
 from tests.support.processes import ServiceProcess, command_lines
 
@@ -268,7 +268,7 @@ async def test_a_disk_that_refuses_stops_no_stream_and_leaves_a_marked_gap(
 async def test_every_scheduler_serves_what_it_wrote_and_they_are_merged(tmp_path: Path) -> None:
     """Also who only stands by; the same as the files say, from any cursor."""
     folders = [tmp_path / "one", tmp_path / "other"]
-    cluster = Cluster(tmp_path, schedulers=2, scheduler_flags=UNTRIMMED)
+    cluster = Cluster(tmp_path, schedulers=2, scheduler_flags={**UNTRIMMED, **UNDISTURBED})
     for scheduler, folder in zip(cluster.schedulers, folders, strict=True):
         scheduler.argv += ["--archive-dir", str(folder)]
     async with cluster:

@@ -13,14 +13,12 @@ from kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
 from kaiten.v1.worker_service_pb2 import DescribeRequest
 from kaiten.v1.worker_service_pb2_grpc import WorkerServiceStub
 from tests.support.answers import Answer, until
-from tests.support.cluster import Cluster, Flags
+from tests.support.cluster import UNDISTURBED, Cluster, Flags
 from tests.support.processes import FAULTY_SCHEDULER
 
 LENGTH = FINISH_REASON_LENGTH
 # They begin together, and who has a longer prompt is at the gate with a dozen of them.
 MAX_TOKENS = 50
-# Nobody who is put aside loses it by right.
-UNDISTURBED = {"lease_ttl_s": 60.0}
 
 
 def gated(folder: Path, step_ms: int = 10) -> Flags:

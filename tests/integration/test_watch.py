@@ -25,7 +25,7 @@ from ledger.archive.remote import remote_entries
 from scheduler_svc.servicer import WATCHERS_MAX
 from tests.support import commands
 from tests.support.answers import until
-from tests.support.cluster import Cluster
+from tests.support.cluster import UNDISTURBED, Cluster
 from tests.support.processes import GATEWAY
 
 WATCH_S_MAX = 60.0
@@ -89,14 +89,15 @@ async def test_the_batch_and_the_queue_are_seen_as_they_are(tmp_path: Path) -> N
             assert (worker.blocks_free, first.core.waiting) == (worker.block_count, 0)
             assert first.snapshots == 1
             await first.until(lambda core: core.committed_seq == core.seq)
-            state = await cluster.state()
-            assert state is not None
+            state = await cluster.leaders_state()
             assert (first.core.epoch, first.core.seq) == (state.leader.epoch, state.journal_seq)
 
 
 async def test_a_standby_says_who_leads_and_a_watch_ends_with_its_leader(tmp_path: Path) -> None:
     flags = {"gates": tmp_path / "gates"}
-    async with Cluster(tmp_path, schedulers=2, worker_flags=flags) as cluster:
+    async with Cluster(
+        tmp_path, schedulers=2, worker_flags=flags, scheduler_flags=UNDISTURBED
+    ) as cluster:
         cluster.gates(100)
         leader = await cluster.leader()
         at = cluster.schedulers.index(leader)
@@ -252,7 +253,8 @@ async def refusal(address: str, key: str) -> grpc.StatusCode:
 async def test_an_operator_sees_every_leader_and_archive_through_a_gateway(tmp_path: Path) -> None:
     """One stream goes on with the next leader, and the archives of both are one."""
     folders = [tmp_path / "one", tmp_path / "other"]
-    cluster = Cluster(tmp_path, schedulers=2, worker_flags={"gates": tmp_path / "gates"})
+    workers = {"gates": tmp_path / "gates"}
+    cluster = Cluster(tmp_path, schedulers=2, worker_flags=workers, scheduler_flags=UNDISTURBED)
     for scheduler, folder in zip(cluster.schedulers, folders, strict=True):
         scheduler.argv += ["--archive-dir", str(folder)]
     async with cluster:

@@ -49,6 +49,8 @@ SCHEDULER_FLAGS: Flags = {
     "heartbeat_interval_ms": 100,
     "worker_timeout_ms": 20_000,
 }
+# Nobody who is put aside loses it by right.
+UNDISTURBED: Flags = {"lease_ttl_s": 60.0}
 IMPATIENT: Flags = {"worker_timeout_ms": 1500}
 WORKER_FLAGS: Flags = {"model": CHECKPOINT, "slots": 16, "step_ms": 2.6, "kv_blocks": 512}
 
@@ -323,6 +325,17 @@ class Cluster:
             if state is not None and state.is_leader:
                 return state
         return None
+
+    async def leaders_state(self) -> GetStateResponse:
+        """As soon as one says that it leads."""
+        found: list[GetStateResponse] = []
+
+        async def is_told() -> bool:
+            found.extend(each for each in (await self.state(),) if each is not None)
+            return bool(found)
+
+        await until(is_told, "a leader")
+        return found[0]
 
     async def state_of(self, address: str) -> GetStateResponse | None:
         """None: it did not answer, which one that is put aside does not either. Ask again."""
