@@ -61,7 +61,7 @@ def store_folder(on_disk: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def own_store(
-    on_disk: Path, environ: Mapping[str, str] | None = None, **settings: str
+    on_disk: Path, environ: Mapping[str, str] | None = None, /, **settings: str
 ) -> Iterator["StoreServer"]:
     """A running server of one's own, to be hurt, whose disk never stands still."""
     with store_folder(on_disk) as folder:
