@@ -1,6 +1,7 @@
 """One child process of the supervisor: its own log file, its death tied to ours, a polite stop."""
 
 import asyncio
+import errno
 import os
 import shutil
 import signal
@@ -10,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Thread
 from typing import Final
 
 from kaiten.local import tether
@@ -85,6 +87,7 @@ class Child:
             with self.spec.log_path.open("ab") as log:
                 self._log_from = log.tell()
                 self.started_s = time.monotonic()
+                _require_thread()
                 self._process = await asyncio.create_subprocess_exec(
                     *(sys.executable, "-I", "-S", TETHER, str(os.getpid()), *self.spec.command),
                     env=os.environ | dict(self.spec.environ),
@@ -204,6 +207,15 @@ class Child:
             # which waits for it: that says 255 then, and a warning to whoever runs us.
             with suppress(ProcessLookupError):
                 os.kill(self._process.pid, number)
+
+
+def _require_thread() -> None:
+    """OSError: none is to be had. asyncio waits for a process by one, and would find that out when
+    there is a process already, which nobody waits for then."""
+    try:
+        Thread(target=int).start()
+    except RuntimeError as error:
+        raise OSError(errno.EAGAIN, str(error)) from None
 
 
 def exit_text(code: int | None) -> str:

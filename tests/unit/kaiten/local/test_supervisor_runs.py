@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -189,6 +190,27 @@ def test_who_cannot_be_started_is_told_in_a_sentence(start: Start, tmp_path: Pat
     assert code == 1
     assert lines[-1].startswith("error|store cannot be started: [Errno 17] File exists: ")
     assert left_alive(run) == []
+
+
+async def test_where_no_thread_is_to_be_had_a_process_is_refused_as_by_the_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """asyncio waits for each by one: with few processes allowed it ended the supervisor."""
+
+    def start(_thread: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    log = tmp_path / "a.log"
+    command = (sys.executable, "-c", "import time; time.sleep(600)")
+    child = Child(ChildSpec(name="a", command=command, log_path=log, is_ready=asyncio.Future))
+    before = {each.pid for each in psutil.Process().children()}
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        with pytest.raises(OSError, match="can't start new thread"):
+            await child.spawn()
+    assert {each.pid for each in psutil.Process().children()} == before
+    await child.spawn()
+    assert await child.stop()
 
 
 async def test_an_exit_code_is_left_to_who_waits_for_it(
