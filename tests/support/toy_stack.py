@@ -1,14 +1,15 @@
 """A supervisor over stand-in programs: `python -m tests.support.toy_stack FOLDER [NAME=MODE…]`.
 
 It says on stdout what the supervisor's display is told, one line each; with `display=terminal` as
-`kaiten serve` says it; with `asked=NAME` it waits, all ready, for another process of that name. A
-stand-in writes its pid to FOLDER/NAME.pid when it is ready, and its name to FOLDER/ended when it
-ends politely.
+`kaiten serve` says it; with `asked=NAME` it waits, all ready, for another process of that name;
+with `idle=S` who is started again may do nothing for that long. A stand-in writes its pid to
+FOLDER/NAME.pid when it is ready, and its name to FOLDER/ended when it ends politely.
 """
 
 import asyncio
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -48,7 +49,6 @@ def toy_stack(folder: Path, modes: Mapping[str, str]) -> Stack:
             folders=(folder / "files",),
             is_ready=partial(is_up, folder / f"{name}.pid"),
             is_alive=partial(runs, folder / f"{name}.pid"),
-            idle_s_max=float(modes.get("idle", "300")),
         )
         for name in NAMES
     }
@@ -114,6 +114,9 @@ async def main(folder: Path, modes: Mapping[str, str]) -> int:
             first = (folder / f"{asked}.pid").read_text()
             say("asking", asked)
             await until(lambda: (folder / f"{asked}.pid").read_text() != first, "another")
+        if idle := modes.get("idle"):
+            for child in supervisor._children.values():
+                child.spec = replace(child.spec, idle_s_max=float(idle))
         say("all-ready", *sorted(took_s))
 
     is_terminal = modes.get("display") == "terminal"
