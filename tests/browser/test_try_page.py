@@ -142,16 +142,6 @@ async def output(program: str, text: str) -> str:
     return out.decode()
 
 
-@contextmanager
-def frozen(stack: WholeStack) -> Iterator[None]:
-    """No answer goes on before the end of the block."""
-    stack.worker.send(signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        stack.worker.send(signal.SIGCONT)
-
-
 async def asked(page: Tab) -> None:
     await page.type("Tell me about soup.")
     await page.press("Enter")
@@ -168,7 +158,7 @@ async def assert_whole(page: Tab, http: str) -> None:
 
 
 async def test_an_answer_goes_on_after_a_reload(page: Tab, whole_stack: WholeStack) -> None:
-    with frozen(whole_stack):
+    with whole_stack.held():
         await asked(page)
         await page.until(f"{TURNS}.at(-1).seen > 0")
         await page.reload()
@@ -194,7 +184,7 @@ async def test_an_answer_outlives_its_gateway(
 ) -> None:
     async with browser.tab(f"{own_door.http}/") as page:
         # Ended in order it says so to who listens: that is no end of the answer.
-        with frozen(whole_stack):
+        with whole_stack.held():
             await asked(page)
             await page.until(f"{TURNS}.at(-1).seen > 0")
             own_door.process.send(signal.SIGTERM)
@@ -216,7 +206,7 @@ async def test_an_answer_outlives_its_gateway(
         await left
         await assert_whole(page, own_door.http)
         # A stop is one as soon as it is asked for; what arrives all the same is ended.
-        with frozen(whole_stack):
+        with whole_stack.held():
             own_door.process.send(signal.SIGSTOP)
             await asked(page)
             await stopped(page)
@@ -256,7 +246,7 @@ def full(stack: WholeStack) -> Iterator[None]:
 async def test_an_answer_that_waits_says_so_and_is_stopped(
     page: Tab, whole_stack: WholeStack
 ) -> None:
-    with frozen(whole_stack), full(whole_stack):
+    with whole_stack.held(), full(whole_stack):
         await asked(page)
         await page.until(f"{WAITS}.test({NOTE})")
         await page.reload()
@@ -298,7 +288,7 @@ async def test_a_conversation_goes_on_after_an_answer_that_failed_or_is_kept_no_
 ) -> None:
     await set_to(page, temperature="0", max_output_tokens="4")
     first = await said(page, "Hello!")
-    with frozen(whole_stack):
+    with whole_stack.held():
         # As a proxy may add it; of the page no request has a deadline.
         await page.look(
             "window.plain = window.fetch, void (window.fetch = (path, options) => plain(path,"

@@ -104,8 +104,7 @@ async def test_a_queued_clients_disconnect_touches_nobody_else(small_stack: Whol
             await until(is_so, f"{count} live requests")
 
         # Nobody is done before all have come and some have gone.
-        small_stack.worker.send(signal.SIGSTOP)
-        try:
+        with small_stack.held():
             active = [stub.Generate(endless_request(200)) for _ in range(SLOTS)]
             readers = [asyncio.create_task(tokens_of(call)) for call in active]
             await are_live(SLOTS)
@@ -116,8 +115,6 @@ async def test_a_queued_clients_disconnect_touches_nobody_else(small_stack: Whol
             for call in queued:
                 call.cancel()
             await are_live(SLOTS)
-        finally:
-            small_stack.worker.send(signal.SIGCONT)
         assert [len(ids) for ids in await asyncio.gather(*readers)] == [200] * SLOTS
     await asyncio.to_thread(small_stack.check)
 

@@ -11,7 +11,7 @@ import pytest
 
 from kaiten.cli.app import main
 from kaiten.client import Client
-from tests.support.whole_stack import WholeStack, wait_until
+from tests.support.whole_stack import WAIT_S, WholeStack, wait_until
 
 SLOTS = 16
 
@@ -19,16 +19,23 @@ SLOTS = 16
 def test_who_waited_is_told_for_what(
     whole_stack: WholeStack, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """All slots are taken until it has said that it waits for one."""
+    """All slots are taken when it comes."""
     door = whole_stack.doors[0]
     with Client(door.grpc) as client:
-        crowd = client.submit("A guest", n=SLOTS, max_tokens=900, ignore_eos=True)
-        id = client.submit("The chef", n=2, max_tokens=40, ignore_eos=True)
-        url = f"{door.http}/v1/requests/{id}/explain"
-        wait_until(lambda: "every slot is taken" in httpx.get(url).text, "it waits for a slot")
+        # Both have come before a step of the first is done.
+        with whole_stack.held():
+            crowd = client.submit("A guest", n=SLOTS, max_tokens=900, ignore_eos=True)
+            id = client.submit("The chef", n=2, max_tokens=40, ignore_eos=True)
+            url = f"{door.http}/v1/requests/{id}/explain"
+            wait_until(lambda: httpx.get(url, timeout=WAIT_S).is_success, "it waits")
+
+        def is_told() -> bool:
+            return "every slot is taken" in httpx.get(url, timeout=WAIT_S).text
+
+        wait_until(is_told, "it is told for what")
         client.cancel(crowd)
         client.wait(id)
-    told = httpx.get(url).json()
+    told = httpx.get(url, timeout=WAIT_S).json()
     assert [choice["ended"] for choice in told["choices"]] == ["length"] * 2
     for choice in told["choices"]:
         intervals = choice["intervals"]
@@ -61,11 +68,12 @@ def test_all_that_a_client_waited_for_is_told(whole_stack: WholeStack) -> None:
     door, body = whole_stack.doors[0], {"prompt": "The chef", "max_tokens": 200, "ignore_eos": True}
     for stream in (False, True):
         reply = httpx.post(
-            f"{door.openai}/completions", json={**body, "stream": stream}, timeout=60
+            f"{door.openai}/completions", json={**body, "stream": stream}, timeout=WAIT_S
         )
         id = re.search('"id":"([^"]+)"', reply.text)
         assert id is not None
-        (choice,) = httpx.get(f"{door.http}/v1/requests/{id[1]}/explain").json()["choices"]
+        url = f"{door.http}/v1/requests/{id[1]}/explain"
+        (choice,) = httpx.get(url, timeout=WAIT_S).json()["choices"]
         total_ms = sum(each["ms"] for each in choice["intervals"])
         # The store's clock counts milliseconds.
         assert total_ms == pytest.approx(choice["latency_ms"], rel=0.02, abs=2)
@@ -98,7 +106,7 @@ def test_a_client_that_does_not_read_is_the_reason(whole_stack: WholeStack) -> N
         url = f"{door.http}/v1/requests/{id[1].decode()}/explain"
 
         def is_computed() -> bool:
-            return all(each["ended"] for each in httpx.get(url).json()["choices"])
+            return all(each["ended"] for each in httpx.get(url, timeout=WAIT_S).json()["choices"])
 
         wait_until(is_computed, "the end of all that is computed")
         # As long again as it took, and what the client did is half of all.
@@ -106,7 +114,7 @@ def test_a_client_that_does_not_read_is_the_reason(whole_stack: WholeStack) -> N
         wait_until(lambda: time.monotonic() > began_s + 2 * computed_s, "the client's half")
         while connection.recv(1 << 20):
             pass
-    choices = httpx.get(url).json()["choices"]
+    choices = httpx.get(url, timeout=WAIT_S).json()["choices"]
     for choice in choices:
         told = dict.fromkeys(("reader", "unknown"), 0.0)
         for each in choice["intervals"]:
@@ -120,10 +128,10 @@ def test_of_a_request_that_nobody_knows_nothing_is_told(
     whole_stack: WholeStack, capsys: pytest.CaptureFixture[str]
 ) -> None:
     door = whole_stack.doors[0]
-    reply = httpx.get(f"{door.http}/v1/requests/cmpl-nobody/explain")
+    reply = httpx.get(f"{door.http}/v1/requests/cmpl-nobody/explain", timeout=WAIT_S)
     assert reply.status_code == 404
     assert "'nobody'" in reply.json()["error"]["message"]
-    wrong = httpx.get(f"{door.http}/v1/requests/{'x' * 200}/explain")
+    wrong = httpx.get(f"{door.http}/v1/requests/{'x' * 200}/explain", timeout=WAIT_S)
     assert wrong.status_code == 400
     assert wrong.json()["error"]["message"].startswith("id: must match")
     with pytest.raises(SystemExit) as ended:

@@ -27,13 +27,13 @@ def run(*arguments: str) -> None:
 
 @pytest.fixture
 def crowd(whole_stack: WholeStack) -> Iterator[str]:
-    """All slots are taken, over and over, and this one waits."""
+    """All slots are taken, and this one waits."""
     with Client(whole_stack.doors[0].grpc) as client:
-        some = [client.submit("A guest", n=SLOTS, max_tokens=900, ignore_eos=True) for _ in "ab"]
-        waits = client.submit("The chef", max_tokens=5, ignore_eos=True)
-        yield waits
-        for one in some:
-            client.cancel(one)
+        with whole_stack.held():
+            some = client.submit("A guest", n=SLOTS, max_tokens=900, ignore_eos=True)
+            waits = client.submit("The chef", max_tokens=5, ignore_eos=True)
+            yield waits
+            client.cancel(some)
         client.wait(waits)
 
 

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import resource
-import signal
 import subprocess
 import sys
 import threading
@@ -99,9 +98,11 @@ def test_killed_and_run_again_it_goes_on(
     def mine() -> list[Any]:
         return [each for each in client.batches.list() if each.id not in before]
 
-    process = begun(whole_stack.door.http, path)
-    wait_until(lambda: mine() and mine()[0].request_counts.completed > 0, "a line is answered")
-    process.kill()
+    with whole_stack.held():
+        process = begun(whole_stack.door.http, path)
+        wait_until(mine, "it is begun")
+        process.kill()
+    wait_until(lambda: mine()[0].request_counts.completed > 0, "a line is answered")
     path_of_note = tmp_path / "lines.jsonl.batch"
     note = json.loads(path_of_note.read_text())
     code, said = run(whole_stack.door.http, path)
@@ -121,8 +122,9 @@ def test_a_disk_without_room_leaves_what_was_there(whole_stack: WholeStack, tmp_
     path = write(tmp_path / "lines.jsonl", [asked(f"Plate {n}", 50) for n in range(24)])
     output = tmp_path / "lines.output.jsonl"
     output.write_text("of yesterday\n")
-    process = begun(whole_stack.door.http, path)
-    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (4096, 4096))
+    with whole_stack.held():
+        process = begun(whole_stack.door.http, path)
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (4096, 4096))
     code, out, err = process.ends()
     assert code == 1
     assert f"{output} cannot be written: File too large" in (out + err).replace("\n", "")
@@ -143,13 +145,10 @@ def test_answers_that_are_gone_are_told_of(
     output.write_text("of yesterday\n")
     note, before = tmp_path / "lines.jsonl.batch", {each.id for each in client.batches.list()}
     # Its command must not have its answer before it is killed.
-    whole_stack.worker.send(signal.SIGSTOP)
-    try:
+    with whole_stack.held():
         process = begun(whole_stack.door.http, path)
         wait_until(lambda: {each.id for each in client.batches.list()} - before, "it is begun")
         process.kill()
-    finally:
-        whole_stack.worker.send(signal.SIGCONT)
     (id,) = {each.id for each in client.batches.list()} - before
     wait_until(lambda: client.batches.retrieve(id).output_file_id, "it is answered")
     client.files.delete(str(client.batches.retrieve(id).output_file_id))
@@ -179,21 +178,18 @@ def test_an_interrupted_command_says_what_goes_on(
 def test_other_lines_are_another_batch(whole_stack: WholeStack, tmp_path: Path) -> None:
     path = write(tmp_path / "lines.jsonl", [asked("Plate", 800) for _ in range(40)])
     note = tmp_path / "lines.jsonl.batch"
-    # What nobody will read is not computed meanwhile.
-    whole_stack.worker.send(signal.SIGSTOP)
-    try:
+    # Nor is what nobody will read computed meanwhile.
+    with whole_stack.held():
         process = begun(whole_stack.door.http, path)
         wait_until(note.exists, "it is uploaded")
         process.kill()
         content = path.read_text()
         write(path, [asked("Tea")])
         code, said = run(whole_stack.door.http, path)
-    finally:
-        whole_stack.worker.send(signal.SIGCONT)
-    assert code == 1
-    assert "is of a batch with other lines: delete it to begin anew" in said.replace("\n", " ")
-    path.write_text(content)
-    code, said = run(whole_stack.door.http, path, "--cancel")
+        assert code == 1
+        assert "is of a batch with other lines: delete it to begin anew" in said.replace("\n", " ")
+        path.write_text(content)
+        code, said = run(whole_stack.door.http, path, "--cancel")
     assert code == 1
     assert "cancelled: " in said
     assert not note.exists()

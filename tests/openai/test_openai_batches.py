@@ -13,7 +13,7 @@ from openai import BadRequestError, ConflictError, NotFoundError, OpenAI
 from redis import Redis
 
 from ledger.keys import Keys
-from tests.support.whole_stack import MODEL, Door, WholeStack, wait_until
+from tests.support.whole_stack import MODEL, WAIT_S, Door, WholeStack, wait_until
 
 ENDPOINTS = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 6},
@@ -190,9 +190,10 @@ def test_a_batch_is_cancelled_and_what_was_answered_stays(client: OpenAI) -> Non
     assert client.batches.cancel(batch.id) == batch
 
 
-def test_a_response_that_did_not_come_to_its_end_is_no_answer(client: OpenAI) -> None:
+def test_a_response_that_did_not_come_to_its_end_is_no_answer(
+    client: OpenAI, whole_stack: WholeStack
+) -> None:
     url = "/v1/responses"
-    batch = begun(client, [line("long", url, max_output_tokens=900, ignore_eos=True)], url)
 
     def is_cancelled() -> bool:
         try:
@@ -200,7 +201,9 @@ def test_a_response_that_did_not_come_to_its_end_is_no_answer(client: OpenAI) ->
         except NotFoundError:
             return False
 
-    wait_until(is_cancelled, "it is accepted, and cancelled")
+    with whole_stack.held():
+        batch = begun(client, [line("long", url, max_output_tokens=900, ignore_eos=True)], url)
+        wait_until(is_cancelled, "it is accepted, and cancelled")
     batch = ended(client, batch)
     assert batch.request_counts.to_dict() == {"total": 1, "completed": 0, "failed": 1}
     (told,) = answers(client, batch.error_file_id)
@@ -245,16 +248,21 @@ def test_batches_are_counted(client: OpenAI, whole_stack: WholeStack) -> None:
         """Of all gateways: any of them may drive it."""
         found: dict[str, float] = {}
         for door in whole_stack.doors:
-            page = httpx.get(f"{door.http}/metrics").text
+            page = httpx.get(f"{door.http}/metrics", timeout=WAIT_S).text
             for name, value in re.findall(r"^kaiten_gateway_(batch\S+) (\S+)$", page, re.MULTILINE):
                 found[name] = found.get(name, 0) + float(value)
         return found
 
+    def nobody_drives() -> bool:
+        """Who drives one counts its end after everybody can see it."""
+        return counts()["batches_driven"] == 0
+
     # Those of other tests count, too.
     wait_until(lambda: all(each.status in OVER for each in client.batches.list()), "none is live")
+    wait_until(nobody_drives, "nobody drives one of theirs")
     before = counts()
     assert ended(client, begun(client, [line("a"), "no json"])).status == "completed"
-    wait_until(lambda: counts()["batches_driven"] == 0, "nobody drives it any more")
+    wait_until(nobody_drives, "nobody drives it any more")
     after = counts()
     grown = {name: after[name] - before.get(name, 0) for name in after}
     assert grown.pop("batches_driven") == 0

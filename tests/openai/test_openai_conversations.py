@@ -171,17 +171,20 @@ def test_calls_and_reasoning_in_it_are_as_in_chat(client: OpenAI) -> None:
     assert (last.id, last.status) == (response.output[0].id, "incomplete")
 
 
-def test_one_response_at_a_time_in_the_background_too(client: OpenAI) -> None:
+def test_one_response_at_a_time_in_the_background_too(
+    client: OpenAI, whole_stack: WholeStack
+) -> None:
     id = client.conversations.create().id
-    first = client.responses.create(**LONG, conversation=id, input="Bread?", background=True)
-    with pytest.raises(BadRequestError, match=rf"{first.id} has not ended yet") as refused:
-        client.responses.create(**GREEDY, conversation=id, input="x")
-    assert refused.value.param == "conversation"
-    # What is added meanwhile is told; what was asked, once there is an answer.
-    client.conversations.items.create(id, items=[{"role": "user", "content": "Well?"}])
-    assert said_in(client, id) == [("user", "Well?")]
-    # One that is stopped leaves nothing behind.
-    assert client.responses.cancel(first.id).status == "cancelled"
+    with whole_stack.held():
+        first = client.responses.create(**LONG, conversation=id, input="Bread?", background=True)
+        with pytest.raises(BadRequestError, match=rf"{first.id} has not ended yet") as refused:
+            client.responses.create(**GREEDY, conversation=id, input="x")
+        assert refused.value.param == "conversation"
+        # What is added meanwhile is told; what was asked, once there is an answer.
+        client.conversations.items.create(id, items=[{"role": "user", "content": "Well?"}])
+        assert said_in(client, id) == [("user", "Well?")]
+        # One that is stopped leaves nothing behind.
+        assert client.responses.cancel(first.id).status == "cancelled"
     assert said_in(client, id) == [("user", "Well?")]
     second = client.responses.create(**GREEDY, conversation=id, input="Soup?", background=True)
     wait_until(lambda: client.responses.retrieve(second.id).completed_at, "it has ended")
@@ -213,15 +216,18 @@ def test_of_several_at_once_one_goes_on_with_it(client: OpenAI) -> None:
         assert (("user", f"{number}?") in found) == bool(text)
 
 
-def test_the_same_request_again_is_a_part_of_it_once(client: OpenAI) -> None:
+def test_the_same_request_again_is_a_part_of_it_once(
+    client: OpenAI, whole_stack: WholeStack
+) -> None:
     id = client.conversations.create().id
     named: Any = {"extra_headers": {"idempotency-key": f"{id}-1"}}
     asked: Any = {**GREEDY, "conversation": id, "input": "Hello!"}
     first = client.responses.create(**asked, **named)
     client.conversations.items.create(id, items=[{"role": "user", "content": "Well?"}])
-    other = client.responses.create(**LONG, conversation=id, input="Soup?", background=True)
-    assert client.responses.create(**asked, **named) == first
-    client.responses.cancel(other.id)
+    with whole_stack.held():
+        other = client.responses.create(**LONG, conversation=id, input="Soup?", background=True)
+        assert client.responses.create(**asked, **named) == first
+        client.responses.cancel(other.id)
     assert len(items_of(client, id)) == 3
 
 

@@ -196,7 +196,7 @@ def unread_stream(client: OpenAI) -> Any:
 
 
 def test_a_timeout_of_the_client_cancels(client: OpenAI, whole_stack: WholeStack) -> None:
-    with pytest.raises(openai.APITimeoutError):
+    with whole_stack.held(), pytest.raises(openai.APITimeoutError):
         long_request(client, timeout=0.1)
     wait_until(lambda: not whole_stack.problem(), "nothing runs for a client that left")
 
@@ -204,7 +204,7 @@ def test_a_timeout_of_the_client_cancels(client: OpenAI, whole_stack: WholeStack
 async def test_a_timeout_of_the_async_client_cancels(
     async_client: AsyncOpenAI, whole_stack: WholeStack
 ) -> None:
-    with pytest.raises(openai.APITimeoutError):
+    with whole_stack.held(), pytest.raises(openai.APITimeoutError):
         await async_client.completions.create(
             model=MODEL,
             prompt="x",

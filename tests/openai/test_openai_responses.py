@@ -12,7 +12,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from tests.support.answers import until
-from tests.support.whole_stack import MODEL, Door
+from tests.support.whole_stack import MODEL, Door, WholeStack
 
 GREEDY: Any = {"model": MODEL, "temperature": 0}
 LONG: Any = {
@@ -211,10 +211,13 @@ def test_a_conversation_that_is_too_long_loses_its_oldest_turns(client: OpenAI) 
         client.responses.create(**asked, input="la " * 2000, truncation="auto")
 
 
-async def test_in_the_background_it_is_queued_then_cancelled(async_client: AsyncOpenAI) -> None:
-    response = await async_client.responses.create(**LONG, input="Hello!", background=True)
-    assert response.status == "queued"
-    cancelled = await async_client.responses.cancel(response.id)
+async def test_in_the_background_it_is_queued_then_cancelled(
+    async_client: AsyncOpenAI, whole_stack: WholeStack
+) -> None:
+    with whole_stack.held():
+        response = await async_client.responses.create(**LONG, input="Hello!", background=True)
+        assert response.status == "queued"
+        cancelled = await async_client.responses.cancel(response.id)
     assert cancelled.status == "cancelled"
     assert await async_client.responses.retrieve(response.id) == cancelled
     # What has ended stays as it was.

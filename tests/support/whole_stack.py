@@ -6,10 +6,11 @@ the log, nothing live, every block free, and the golden request answered as on t
 """
 
 import asyncio
+import signal
 import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -182,6 +183,18 @@ class WholeStack:
         """End a gateway that was added for one story."""
         door.process.kill()
         self.doors.remove(door)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """No answer comes to its end before that of the block, however slow its steps are.
+
+        Of a worker that is silent for seconds the scheduler hears no more until it goes on.
+        """
+        self.worker.send(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.worker.send(signal.SIGCONT)
 
     # Looking
 
