@@ -264,7 +264,7 @@ async def test_a_cell_opens_its_request(page: Tab, stack: WholeStack) -> None:
         assert id[0] in await page.look("document.getElementById('drawer-title').textContent")
         await page.until("document.querySelectorAll('#drawer tbody tr').length > 2")
         told = await page.look(DRAWER)
-        async with httpx.AsyncClient(base_url=stack.door.http) as http:
+        async with httpx.AsyncClient(base_url=stack.door.http, timeout=60) as http:
             explained = (await http.get(f"/v1/requests/{id[1]}/explain")).json()
         for interval in explained["choices"][0]["intervals"][:2]:
             assert interval["why"] in told

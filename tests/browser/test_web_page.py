@@ -144,7 +144,7 @@ async def test_a_page_of_another_site_does_not_make_the_model_speak(
         }
         assert stack.scheduler.submits == []
         # A program beside the browser is served.
-        async with httpx.AsyncClient(base_url=stack.gateway.http_url) as http:
+        async with httpx.AsyncClient(base_url=stack.gateway.http_url, timeout=WAIT_S) as http:
             reply = await http.post("/v1/completions", json={"prompt": "x"})
         assert (reply.status_code, len(stack.scheduler.submits)) == (200, 1)
 

@@ -153,6 +153,8 @@ class Fuzz:
             with httpx.Client(base_url=self._http.base_url) as fresh:
                 try:
                     self._exchange(fresh, sent)
+                except httpx.TimeoutException:
+                    return "http left"
                 except httpx.TransportError:
                     self._note(sent, type(error).__name__)
             return "http broken"

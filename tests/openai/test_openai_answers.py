@@ -11,7 +11,7 @@ from openai import AsyncOpenAI, OpenAI
 from tokenizers import Tokenizer
 
 from kaiten.mini import CHECKPOINT
-from tests.support.whole_stack import MODEL, WholeStack
+from tests.support.whole_stack import MODEL, WAIT_S, WholeStack
 
 # Eight tokens of which the shipped model is sure, by ten nats: rounded otherwise, as on another
 # processor, they are the same.
@@ -393,7 +393,8 @@ def test_a_text_without_what_the_tokenizer_puts_before_it(
         )
         assert reply.usage is not None
         assert reply.usage.prompt_tokens == count
-        told = httpx.post(f"{whole_stack.door.http}/tokenize", json={"prompt": "The chef"} | extra)
+        asked = {"prompt": "The chef"} | extra
+        told = httpx.post(f"{whole_stack.door.http}/tokenize", json=asked, timeout=WAIT_S)
         assert told.json()["count"] == count
 
 

@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 
 from ledger.batches.files import CHUNK_BYTES
 from tests.support.answers import until
-from tests.support.whole_stack import Door, WholeStack
+from tests.support.whole_stack import WAIT_S, Door, WholeStack
 
 BOUNDARY = "b0undary"
 FORM = {"content-type": f"multipart/form-data; boundary={BOUNDARY}"}
@@ -189,21 +189,18 @@ END = f"--{BOUNDARY}--\r\n"
 def test_what_is_no_file_is_refused(
     whole_stack: WholeStack, body: str, status: int, word: str
 ) -> None:
-    answer = httpx.post(f"{whole_stack.door.openai}/files", content=body, headers=FORM)
+    url = f"{whole_stack.door.openai}/files"
+    answer = httpx.post(url, content=body, headers=FORM, timeout=WAIT_S)
     assert answer.status_code == status
     assert word in answer.json()["error"]["message"]
 
 
 def test_a_form_is_for_files_only_and_a_file_is_a_form(whole_stack: WholeStack) -> None:
-    answer = httpx.post(f"{whole_stack.door.openai}/responses", content=END, headers=FORM)
-    assert answer.status_code == 415
-    answer = httpx.post(f"{whole_stack.door.openai}/files", json={"purpose": "batch"})
-    assert answer.status_code == 415
-    answer = httpx.post(
-        f"{whole_stack.door.openai}/files",
-        content=PURPOSE + FILE + END,
-        headers={**FORM, "origin": "https://evil.example"},
-    )
+    with httpx.Client(base_url=whole_stack.door.openai, timeout=WAIT_S) as http:
+        assert http.post("/responses", content=END, headers=FORM).status_code == 415
+        assert http.post("/files", json={"purpose": "batch"}).status_code == 415
+        headers = {**FORM, "origin": "https://evil.example"}
+        answer = http.post("/files", content=PURPOSE + FILE + END, headers=headers)
     assert answer.status_code == 403
 
 

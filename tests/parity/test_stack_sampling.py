@@ -90,7 +90,8 @@ async def test_forced_allowed_and_refused(tmp_path: Path, folders: dict[str, Pat
         ]
         for at, completion in enumerate(await asyncio.gather(*forced)):
             assert outputs(completion) == [(at + 6,) * 6]
-        narrow = await ask(client, CROWD[3], temperature=2.0, allowed_token_ids=[70, 80], n=4)
+        drawn: dict[str, Any] = {"temperature": 2.0, "n": 4, "seed": 3}
+        narrow = await ask(client, CROWD[3], allowed_token_ids=[70, 80], **drawn)
         assert {token_id for output in outputs(narrow) for token_id in output} == {70, 80}
         used_up = await ask(client, CROWD[3], allowed_token_ids=[70], bad_words=[[70, 70]])
         assert outputs(used_up) == [(70,)]

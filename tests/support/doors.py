@@ -21,7 +21,7 @@ def add_door(cluster: Cluster) -> tuple[ServiceProcess, str]:
 
 
 async def is_ready(address: str) -> bool:
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=60) as client:
         try:
             return (await client.get(f"http://{address}/ready")).status_code == 200
         except httpx.TransportError:

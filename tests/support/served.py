@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 import grpc
 import psutil
@@ -20,6 +20,7 @@ from kaiten.v1.scheduler_service_pb2 import GetStateRequest, GetStateResponse
 from kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
 from tests.support.whole_stack import wait_until
 
+T = TypeVar("T")
 ROOT = Path(__file__).parents[2]
 WAIT_S = 120
 ENV = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -95,17 +96,22 @@ class Served:
 
     def leader(self) -> psutil.Process:
         """Of the two schedulers the one that leads."""
-        return self._first(
-            lambda: [each for each in self.children("scheduler") if _leads(each)],
-            "a leader",
-        )
+        return self._first(self._leading, "a leader")[0]
 
     def state(self) -> GetStateResponse:
         """What the leader knows of the cell."""
-        return _state_of(self.leader())
+        return self._first(self._leading, "a leader")[1]
 
-    def _first(self, look: Callable[[], Sequence[psutil.Process]], what: str) -> psutil.Process:
-        found: list[psutil.Process] = []
+    def _leading(self) -> list[tuple[psutil.Process, GetStateResponse]]:
+        """Who leads says so itself."""
+        told = []
+        for scheduler in self.children("scheduler"):
+            with suppress(psutil.Error, grpc.RpcError):
+                told.append((scheduler, _state_of(scheduler)))
+        return [(scheduler, state) for scheduler, state in told if state.is_leader]
+
+    def _first(self, look: Callable[[], Sequence[T]], what: str) -> T:
+        found: list[T] = []
 
         def is_there() -> bool:
             found[:] = look()
@@ -143,13 +149,6 @@ class Served:
         self.process.send_signal(signal.SIGTERM)
         self.process.communicate(timeout=WAIT_S)
         return self.process.returncode
-
-
-def _leads(scheduler: psutil.Process) -> bool:
-    """It says so itself."""
-    with suppress(psutil.Error, grpc.RpcError):
-        return _state_of(scheduler).is_leader
-    return False
 
 
 def _state_of(scheduler: psutil.Process) -> GetStateResponse:

@@ -28,6 +28,7 @@ from kaiten.v1 import inference_service_pb2 as pb
 from kaiten.v1.inference_service_pb2_grpc import InferenceServiceStub
 from service_kit import errors
 from tests.support.scripted_gateway import ScriptedGateway, Step, accepted, delta, done, finished
+from tests.support.tcp_server import tcp_server
 
 WAIT_S = 60.0
 WHOLE = [accepted(), delta(0, "abc"), delta(3, "de"), finished(5), done(5)]
@@ -230,10 +231,8 @@ async def test_a_port_of_http_is_told_in_a_sentence() -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 404 Not Found\r\n\r\n")
         await reader.read()
-        writer.close()
 
-    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
-        port = server.sockets[0].getsockname()[1]
+    async with tcp_server(answer) as port:
         with pytest.raises(UnavailableError, match="this port speaks HTTP/1"):
             await complete_async(f"127.0.0.1:{port}", resume_s=0.2)
 
