@@ -44,7 +44,7 @@ async def test_the_stop_string_is_shown_on_request(
         return
     events = await stack.generate(text="x", stop=["END"], include_stop=True, request_id="s")
     assert text_of(events) == "one END"
-    call = stack.gateway.inference.Attach(pb.AttachRequest(request_id="s"), timeout=10)
+    call = stack.gateway.inference.Attach(pb.AttachRequest(request_id="s"), timeout=60)
     assert text_of([response.event async for response in call]) == "one END"
 
 
@@ -86,7 +86,7 @@ async def test_template_options_by_allowed_name_only(
         )
         await stack.generate(conversation=conversation)
         assert list(stack.scheduler.submits[1].prompt_token_ids) == prompt
-        async with httpx.AsyncClient(base_url=stack.gateway.http_url) as http:
+        async with httpx.AsyncClient(base_url=stack.gateway.http_url, timeout=60) as http:
             for wrong in ("messages", "raise_exception", "x" * 1000):
                 body = {"messages": USER, "chat_template_kwargs": {wrong: "x"}}
                 reply = await http.post("/v1/chat/completions", json=body)
@@ -183,7 +183,7 @@ async def test_fields_that_nobody_knows_can_be_left_out(
     turn = USER[0] | {"id": "m1"}
     async with (
         running_stack(tmp_path / "model", redis_url, cell, unknown_fields="warn") as stack,
-        httpx.AsyncClient(base_url=stack.gateway.http_url) as http,
+        httpx.AsyncClient(base_url=stack.gateway.http_url, timeout=60) as http,
     ):
         stack.says("x")
         body: dict[str, Any] = {"messages": [turn], **strange}

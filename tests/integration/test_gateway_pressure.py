@@ -177,7 +177,7 @@ async def test_many_connect_read_one_disconnect_cycles_leave_nothing(
                 request = pb.GenerateRequest(
                     text="x", sampling=SamplingParams(ignore_eos=True, max_tokens=200)
                 )
-                call = stack.gateway.inference.Generate(request, timeout=30)
+                call = stack.gateway.inference.Generate(request, timeout=300)
                 events = aiter(call)
                 await anext(events)
                 await anext(events)

@@ -19,7 +19,7 @@ def test_serve_and_chat_in_one(tmp_path: Path) -> None:
         told = terminal.until("Ctrl-D")
         terminal.until("› ")
         (url,) = re.findall(r"also at (http\S+)", told)
-        models = httpx.get(f"{url}/v1/models").json()["data"]
+        models = httpx.get(f"{url}/v1/models", timeout=60).json()["data"]
         assert models[0]["id"] == "kaiten-mini"
         children = psutil.Process(terminal.process.pid).children(recursive=True)
         assert len(children) >= 5

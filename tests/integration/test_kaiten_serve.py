@@ -77,7 +77,8 @@ def test_the_box_tells_what_is_served(served: Served) -> None:
 
 def test_flags_of_the_field_reach_the_parts(served: Served) -> None:
     assert "48 sequences, 1024 tokens each at most" in served.said
-    models = httpx.get(f"{served.http_url}/v1/models").json()
+    wait_until(served.is_whole, "every part runs again, whatever tests before have killed")
+    models = httpx.get(f"{served.http_url}/v1/models", timeout=WAIT_S).json()
     assert models["data"][0]["max_model_len"] == 1024
 
 
@@ -107,7 +108,10 @@ def test_the_curl_snippet_answers(served: Served) -> None:
     """The same words that a shell would pass on."""
     words = shlex.split(served.snippet("curl "))
     answer = httpx.post(
-        words[1], content=words[words.index("-d") + 1], headers={"content-type": "application/json"}
+        words[1],
+        content=words[words.index("-d") + 1],
+        headers={"content-type": "application/json"},
+        timeout=WAIT_S,
     )
     assert answer.status_code == 200
     assert answer.json()["choices"][0]["message"]["content"].strip()
@@ -211,7 +215,7 @@ async def crowd(address: str, started: asyncio.Event | None = None) -> list[Comp
     """8 seeded requests at once, half of them constrained. `started` is set when each has got some
     of its output.
     """
-    async with AsyncClient(address, resume_s=60.0) as client:
+    async with AsyncClient(address, resume_s=WAIT_S) as client:
         streaming = set[int]()
 
         async def one(seed: int) -> Completion:
@@ -293,7 +297,7 @@ def test_it_drains_and_leaves_nothing(served: Served) -> None:
         assert served.stop() == 0
         reading.join(WAIT_S)
     assert answer[0].choices[0].output_tokens == 200
-    _, alive = psutil.wait_procs(children, timeout=10)
+    _, alive = psutil.wait_procs(children, timeout=WAIT_S)
     assert alive == []
     said = (served.data_dir / "said").read_text()
     order = re.findall(r"(\S+) +stopped", said)

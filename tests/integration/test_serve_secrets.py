@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -28,8 +29,11 @@ def store(tmp_path: Path) -> Iterator[StoreServer]:
 
 def of_parts(serve: psutil.Process) -> bytes:
     """The command lines of all that it has started."""
-    lines = [f"/proc/{each.pid}/cmdline" for each in serve.children(recursive=True)]
-    told = b"\n".join(Path(line).read_bytes() for line in lines)
+    told = b""
+    for each in serve.children(recursive=True):
+        # It may end while it is looked at.
+        with suppress(OSError):
+            told += Path(f"/proc/{each.pid}/cmdline").read_bytes()
     for part in (b"scheduler_svc", b"gpu_worker", b"gateway"):
         assert part in told
     return told

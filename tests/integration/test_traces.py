@@ -127,8 +127,9 @@ def test_grpc(stack: Seen) -> None:
 
 def test_a_client_that_wants_no_trace_gets_none(stack: Seen) -> None:
     unwanted, wanted = "2cf7651916cd43dd8448eb211c80319c", "3df7651916cd43dd8448eb211c80319c"
-    generate(stack, f"00-{unwanted}-{PARENT}-00")
-    generate(stack, f"00-{wanted}-{PARENT}-01")
+    for trace_id, flag in ((unwanted, "00"), (wanted, "01")):
+        sampling = SamplingParams(max_tokens=20)
+        generate(stack, f"00-{trace_id}-{PARENT}-{flag}", sampling=sampling)
     # Spans are sent in order: when the second request's are here, the first has none.
     stack.trace(wanted)
     assert not stack.collector.of_trace(unwanted)
@@ -201,7 +202,7 @@ def test_a_trace_outlives_its_worker_and_its_leader(stack: Seen) -> None:
         call = InferenceServiceStub(channel).Generate(
             pb.GenerateRequest(text="The chef", sampling=sampling),
             metadata=(("traceparent", f"00-{trace_id}-{PARENT}-01"),),
-            timeout=WAIT_S,
+            timeout=4 * WAIT_S,
         )
         wait_until(lambda: workers_of(stack, trace_id), "an iteration of the first worker")
         stack.worker.kill()

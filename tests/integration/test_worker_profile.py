@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from kaiten.mini import CHECKPOINT
 from kaiten.v1.worker_service_pb2 import ProfileRequest
 from tests.fakes.mock_worker import MockDevice, token_function
 from tests.support.answers import until
-from tests.support.cluster import Cluster
+from tests.support.cluster import Cluster, is_answering
 from tests.support.mini_scheduler import MiniScheduler, sampling
 from tests.support.processes import GATEWAY, WORKER
 from tests.support.worker_server import (
@@ -210,6 +211,7 @@ async def test_of_a_worker_that_serves(tmp_path: Path, capsys: pytest.CaptureFix
         await cluster.ready(workers=1)
         (ready,) = cluster.events(worker, "service.ready")
         argv = ["--worker", ready["address"], "--steps", "30", "--out", str(out)]
+        await until(partial(is_answering, port.address), "a ready gateway")
         async with AsyncClient(port.address) as client:
             profiling = asyncio.create_task(asyncio.to_thread(profile.main, argv))
             while not profiling.done():
