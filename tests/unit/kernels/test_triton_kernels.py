@@ -5,14 +5,15 @@ Whether a process interprets is settled when Triton is imported, so the tests of
 """
 
 import ast
-import os
+import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.support import side_by_side
+from tests.support.once import made_once
 
 pytest.importorskip("triton", reason="no triton here")
 
@@ -27,17 +28,22 @@ FILES = sorted(path.stem for path in FOLDER.glob("interpreted_*.py"))
 # on a slow machine that does something else one took more than half of the seconds it may.
 LATE = "interpreted_late_compiles"
 OTHERS = [name for name in FILES if name != LATE]
-
-
-@pytest.mark.timeout(SECONDS_MAX + 60)
-@pytest.mark.parametrize(
-    "names",
-    [[LATE], OTHERS[::2], OTHERS[1::2]],
-    ids=lambda names: names[0].removeprefix("interpreted_"),
+PARTS = {
+    names[0].removeprefix("interpreted_"): names for names in ([LATE], OTHERS[::2], OTHERS[1::2])
+}
+# Seconds of CPU time; none compiles anything. The third comes with torch's meta tensors.
+IMPORTED = (
+    "hypothesis.strategies",
+    "gpu_worker.runner.graph_runner",
+    "torch._dynamo",
+    "triton.runtime.interpreter",
 )
-def test_in_the_interpreter(names: list[str]) -> None:
-    environment = {
-        **os.environ,
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, side_by_side.Ended]:
+    """Each part of the folder, in a process of its own."""
+    environ = {
         "TRITON_INTERPRET": "1",
         # One thread: the tensors are tiny.
         "OMP_NUM_THREADS": "1",
@@ -45,23 +51,32 @@ def test_in_the_interpreter(names: list[str]) -> None:
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
     }
     # Of fixtures only those of the folder: others import what serves.
-    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", f"--confcutdir={FOLDER}"]
+    words = ["pytest", "-q", "-p", "no:cacheprovider", f"--confcutdir={FOLDER}"]
     # The two that pyproject.toml has settings of.
-    words += ["-p", "asyncio", "-p", "timeout"]
-    done = subprocess.run(
-        [sys.executable, *words, *(str(FOLDER / f"{name}.py") for name in names)],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=SECONDS_MAX,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
-    passed = re.search(r"(\d+) passed", done.stdout)
-    assert passed, done.stdout
-    assert int(passed[1]) >= 5 * len(names)
-    assert "skipped" not in done.stdout
+    words += ["-p", "pytest_asyncio.plugin", "-p", "pytest_timeout"]
+    programs = {
+        part: [*words, *(str(FOLDER / f"{name}.py") for name in names)]
+        for part, names in PARTS.items()
+    }
+
+    def run(folder: Path) -> None:
+        found = side_by_side.run(programs, imports=IMPORTED, environ=environ, limit_s=SECONDS_MAX)
+        (folder / "ended").write_text(json.dumps(found))
+
+    folder = made_once(tmp_path_factory, "interpreted", run)
+    found = json.loads((folder / "ended").read_text())
+    return {part: side_by_side.Ended(*each) for part, each in found.items()}
+
+
+@pytest.mark.timeout(SECONDS_MAX + 60)
+@pytest.mark.parametrize("part", PARTS)
+def test_in_the_interpreter(part: str, ended: dict[str, side_by_side.Ended]) -> None:
+    code, said = ended[part]
+    assert code == 0, said[-8000:]
+    passed = re.search(r"(\d+) passed", said)
+    assert passed, said
+    assert int(passed[1]) >= 5 * len(PARTS[part])
+    assert "skipped" not in said
 
 
 KERNELS = [
