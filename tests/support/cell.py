@@ -127,7 +127,6 @@ class Cell:
     def apply(self, command: Command) -> Outcome:
         """Through the one door; what it says is written down, and every invariant checked."""
         outcome = self.scheduler.apply(command, self.now_ns)
-        check_all(self.scheduler)
         self.hear(outcome.events)
         self.see(command, outcome)
         return outcome
@@ -297,7 +296,9 @@ class Cell:
         return plans
 
     def hear(self, events: tuple[Event, ...]) -> None:
-        """Exactly one terminal event per choice and per request."""
+        """Of a command, when it is done: the books balance, and there is exactly one terminal event
+        per choice and per request.
+        """
         check_all(self.scheduler)
         for event in events:
             if isinstance(event, RequestOver):
