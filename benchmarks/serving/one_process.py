@@ -86,6 +86,6 @@ def to_core(plan_id: int, step: int, outcome: StepOutcome, *, is_last: bool) -> 
         slots=outcome.slots,
         tokens=outcome.token_ids,
         finished={slot: Reason(reason.value) for slot, reason in outcome.finished},
-        errors=dict(outcome.errors),
+        errors={slot: (Reason.ERROR, why) for slot, why in outcome.errors},
         is_last=is_last,
     )
