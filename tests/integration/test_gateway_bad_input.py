@@ -223,7 +223,7 @@ HTTP_ONLY: list[tuple[dict[str, Any], str, str | None]] = [
     ({"prompt": "x", "seed": -(2**63) - 1}, "got -9223372036854775809", "seed"),
     ({"prompt": "x", "positions": [1]}, "positions: is not a known field", "positions"),
     ({"prompt": "x", "max_token": 3}, "not a known field", "max_token"),
-    ({"prompt": "x", "tools": [{"type": "function"}]}, "not supported", "tools"),
+    ({"prompt": "x", "tools": [{"type": "function"}]}, "is for chats", "tools"),
     ({"prompt": "x", "response_format": {"type": "xml"}}, "'json_schema'", "response_format.type"),
     ({"prompt": "x", "suffix": "end"}, "not supported", "suffix"),
     ({"prompt": "x", "store": True}, "only POST /v1/responses keeps", "store"),
