@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import fields, replace
 from typing import Any
 
+from scheduler_svc.core.blocks import BlockKey, block_keys, root_hash
 from scheduler_svc.core.commands import (
     Cancel,
     Command,
@@ -56,6 +57,11 @@ def spec(
         features=frozenset(features),
         windows=windows,
     )
+
+
+def keys(tokens: tuple[int, ...], size: int) -> list[BlockKey]:
+    """Of the full blocks of `tokens`, as the cell's own model and no tenant have them."""
+    return block_keys(root_hash("model", ""), tokens, size)
 
 
 def check_all(scheduler: Scheduler) -> None:

@@ -37,7 +37,7 @@ from scheduler_svc.core.types import (
     SequencePast,
     WorkerSpec,
 )
-from tests.unit.scheduler_svc.test_wire import NAMES, U32, U64, plans, sizes, steps
+from tests.support.wire_draws import NAMES, U32, U64, plans, sizes, steps
 
 cancels = st.builds(
     Cancel,
