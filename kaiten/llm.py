@@ -145,12 +145,14 @@ class _Display(TerminalDisplay):
 
     def died(self, name: str, why: str, restart_s: float) -> None:
         super().died(name, why, restart_s)
-        for task in self._asking if restart_s >= RESTART_S_MAX else ():
+        if restart_s < RESTART_S_MAX:
+            return
+        for task in self._asking:
             self._asking[task] = f"{name} dies again and again: {why}"
             task.cancel()
 
     async def unless_hopeless(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """UnavailableError: a part has died for the n-th time in a row."""
+        """UnavailableError: meanwhile a part has died so often that its restarts are far apart."""
         task = asyncio.current_task()
         assert task is not None
         self._asking[task] = ""

@@ -68,7 +68,7 @@ class _RotatingContext(ssl.SSLContext):
         return self.current.wrap_bio(*given, **named)
 
 
-class Ending:
+class ExpiryNotice:
     """Tells of a certificate that ends soon, or has ended while it is used: once a day."""
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ class ServerTls:
         self._files = files
         self._loaded = _load(files)
         self._problem = ""
-        self._ending = Ending()
+        self._expiry = ExpiryNotice()
         self._told_grpc = self._loaded
         self.http_context = _RotatingContext(ssl.PROTOCOL_TLS_SERVER)
         self.http_context.current = self._loaded.context
@@ -131,7 +131,7 @@ class ServerTls:
             content = await asyncio.to_thread(_read, self._files)
             if content == self._loaded.content:
                 self._problem = ""
-                self._ending.tell(self._files.cert, self._loaded.expires)
+                self._expiry.tell(self._files.cert, self._loaded.expires)
                 return
             loaded = await asyncio.to_thread(_load, self._files)
         except ConfigError as error:
@@ -152,8 +152,8 @@ class ServerTls:
         return loaded.configuration
 
     def _say(self, event: str) -> None:
-        expires, self._ending.said = self._loaded.expires, datetime.now(UTC)
-        tell = log.warning if (expires - self._ending.said).days < SOON_DAYS else log.info
+        expires, self._expiry.said = self._loaded.expires, datetime.now(UTC)
+        tell = log.warning if (expires - self._expiry.said).days < SOON_DAYS else log.info
         tell(event, cert=str(self._files.cert), expires=_day(expires))
 
 
@@ -164,7 +164,9 @@ class Certificates:
     cert: Path
     key: Path
     ca: Path
-    _ending: Ending = field(default_factory=Ending, init=False, compare=False, repr=False)
+    _expiry: ExpiryNotice = field(
+        default_factory=ExpiryNotice, init=False, compare=False, repr=False
+    )
 
     def check(self) -> None:
         """ConfigError says which file cannot be used, or not now."""
@@ -181,7 +183,7 @@ class Certificates:
             raise ConfigError(f"--peer-tls-ca {self.ca} cannot be used: {error}") from None
         cert = _read_file("--peer-tls-cert", self.cert)
         _, expires = _leaf("--peer-tls-cert", self.cert, cert)
-        self._ending.tell(self.cert, expires)
+        self._expiry.tell(self.cert, expires)
 
     def _no_password(self) -> str:
         """OpenSSL would ask whoever sits at the terminal, and wait for them."""

@@ -29,8 +29,8 @@ class CellState:
         # and until when for any.
         self.misfits: dict[SequenceId, int] = {}
         self.workerless: dict[SequenceId, int] = {}
-        # A core that took over has not met all workers of the one before until then.
-        self.met_ns = 0
+        # A core that took over may not have met all workers of the one before until then.
+        self.grace_until_ns = 0
         self.is_store_behind = False
         # Of those who live, sequences that ever lost their slot before their end.
         self.preempted: dict[SequenceId, Sequence] = {}

@@ -137,7 +137,7 @@ class Scheduler:
             else:
                 cell.waiting.add(sequence)
         events: list[Event] = []
-        if now_ns < cell.met_ns:
+        if now_ns < cell.grace_until_ns:
             self._deadlines.await_fit([live], now_ns)
         elif (misfit := why_misfit(self.workers.values(), live)) is not None:
             cell.end(live, Reason.UNSERVED, now_ns, events, misfit)
@@ -157,7 +157,7 @@ class Scheduler:
 
     def _handed_over(self, command: HandedOver, now_ns: int) -> Outcome:
         take_over(self._cell, command.handover)
-        self._cell.met_ns = now_ns + self.config.misfit_wait_ns
+        self._cell.grace_until_ns = now_ns + self.config.misfit_wait_ns
         return self._outcome()
 
     def _expire(self, command: Expire, now_ns: int) -> Outcome:

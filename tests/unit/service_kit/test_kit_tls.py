@@ -199,7 +199,7 @@ async def test_a_certificate_that_ends_soon_is_a_warning_every_day(authority: Au
         soon = ServerTls(authority.issue(not_after=EARLY["not_before"]))
         for server in (late, soon):
             await server.look()
-            server._ending.said -= timedelta(days=1)
+            server._expiry.said -= timedelta(days=1)
             await server.look()
             await server.look()
     assert [(entry["event"], entry["log_level"]) for entry in logs] == [
