@@ -161,6 +161,7 @@ class GenerationBody(SamplingBody, OtherNames):
     log-probabilities are asked for, and is refused for others."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    """Needs stream."""
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     """In log-probabilities tokens are called `token_id:7`."""
@@ -194,6 +195,8 @@ class GenerationBody(SamplingBody, OtherNames):
         if self.prompt_logprobs is not None and self.stream:
             rule = "is not told in streams; leave stream out, or take echo with logprobs"
             raise InvalidRequest("prompt_logprobs", rule)
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequest("stream_options", "must be left out where stream is not true")
         return replace(
             super().request(prompt, limits, **given),
             n=self.n,

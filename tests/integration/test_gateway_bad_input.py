@@ -240,6 +240,7 @@ HTTP_ONLY: list[tuple[dict[str, Any], str, str | None]] = [
     ({"prompt": "x", "prompt_logprobs": 21}, "in [0, 20], got 21", "prompt_logprobs"),
     ({"prompt": "x", "prompt_logprobs": -1}, "in [0, 20], got -1", "prompt_logprobs"),
     ({"prompt": "x", "prompt_logprobs": 1, "stream": True}, "in streams", "prompt_logprobs"),
+    ({"prompt": "x", "stream_options": {}}, "left out where stream is not", "stream_options"),
     ({"prompt": "x", "logit_bias": {"one": 5}}, "must be token ids, got 'one'", "logit_bias"),
     ({"prompt": "x", "logit_bias": {"01": 5}}, "must be token ids, got '01'", "logit_bias"),
     ({"prompt": "x", "logit_bias": {"1": 101}}, "in [-100, 100], got 101", "logit_bias"),

@@ -132,16 +132,18 @@ def test_what_is_wrong_with_a_line_is_its_own(client: OpenAI) -> None:
         enveloped("dump", COMPLETION, ENDPOINTS[COMPLETION], response=None, error=None),
         enveloped("odd", COMPLETION, ENDPOINTS[COMPLETION], error=None, priority=3),
         line("several", prompt=["a", "b"]),
+        line("options", stream_options={"include_usage": True}),
         f'{{"custom_id": "nested", "body": {"[" * 50_000}{"]" * 50_000}}}',
         line("last"),
     ]
     batch = ended(client, begun(client, lines))
     assert batch.status == "completed"
-    assert batch.request_counts.to_dict() == {"total": 14, "completed": 3, "failed": 11}
+    assert batch.request_counts.to_dict() == {"total": 15, "completed": 3, "failed": 12}
     found = answers(client, batch.output_file_id)
     assert [each["custom_id"] for each in found] == ["fine", "dump", "last"]
     failed = answers(client, batch.error_file_id)
-    broken, long, twice, streamed, elsewhere, nameless, deep, large, odd, several, nested = failed
+    broken, long, twice, streamed, elsewhere, nameless, deep, large, odd, *rest = failed
+    several, options, nested = rest
     assert broken["error"]["message"].startswith("line 2: is no request: ")
     assert long["response"]["status_code"] == 400
     assert long["response"]["body"]["error"]["param"] == "stop"
@@ -156,7 +158,8 @@ def test_what_is_wrong_with_a_line_is_its_own(client: OpenAI) -> None:
     assert large["error"]["message"] == "line 9: must have at most 8388608 bytes"
     assert odd["error"]["message"] == "line 11: priority: is not a known field"
     assert several["response"]["body"]["error"]["param"] == "prompt"
-    assert "line 13: is no request: maximum recursion depth" in nested["error"]["message"]
+    assert options["response"]["body"]["error"]["param"] == "stream_options"
+    assert "line 14: is no request: maximum recursion depth" in nested["error"]["message"]
 
 
 def test_what_is_only_for_live_requests_is_named(client: OpenAI) -> None:

@@ -36,6 +36,7 @@ WRONG: list[tuple[str, dict[str, Any], str | None]] = [
     ("echo with too many logprobs", {"echo": True, "logprobs": 21}, "logprobs"),
     ("no output and nothing else", {"max_tokens": 0}, "max_tokens"),
     ("prompt_logprobs", {"extra_body": {"prompt_logprobs": 21}}, "prompt_logprobs"),
+    ("options of no stream", {"stream_options": {"include_usage": True}}, "stream_options"),
 ]
 CHAT_WRONG: list[tuple[str, dict[str, Any], str | None]] = [
     ("no messages", {"messages": []}, "messages"),

@@ -69,6 +69,7 @@ GOOD: Final[dict[str, dict[str, Any]]] = {
 RELATED: Final = (
     (),
     ("prompt_logprobs", "stream"),
+    ("stream", "stream_options"),
     ("logprobs", "top_logprobs"),
     ("max_tokens", "max_completion_tokens", "prompt_logprobs"),
     ("max_tokens", "echo", "logprobs"),
@@ -137,6 +138,7 @@ def worded(name: str, body: dict[str, Any], error: KaitenError) -> bool:
         "max_tokens: must be in [1, ": body.get("max_tokens") == 0,
         "max_completion_tokens: must be in [1, ": body.get("max_completion_tokens") == 0,
         "prompt_logprobs: is not told in streams": body.get("stream"),
+        "stream_options: must be left out": body.get("stream_options") is not None,
         "top_logprobs: needs logprobs": body.get("top_logprobs"),
         "prompt: give either prompt or messages": name == "TokenizeBody",
         "continue_final_message: ": body.get("continue_final_message"),
