@@ -50,9 +50,22 @@ ELSEWHERE: Final = {
     "/v1/uploads": "POST /v1/files takes a file whole",
     "/v1/messages": "Anthropic's API is not here; there are /v1/chat/completions and /v1/responses",
     "/v1/vector_stores": "nothing is searched here; files are for /v1/batches",
+    "/v1/prompts": "prompts are not kept; requests bring them whole",
+    "/v1/edits": "there are /v1/completions and /v1/chat/completions",
     **dict.fromkeys(
-        ("/v1/assistants", "/v1/threads", "/v1/realtime"),
+        (
+            *("/v1/assistants", "/v1/threads", "/v1/realtime", "/v1/live", "/v1/chatkit"),
+            *("/v1/agents", "/v1/skills", "/v1/vaults"),
+        ),
         "there are /v1/conversations and /v1/responses",
+    ),
+    **dict.fromkeys(
+        ("/v1/organization", "/v1/projects", "/v1/safety"),
+        "tenants and keys are in the gateway's file of keys, what is used in /metrics",
+    ),
+    **dict.fromkeys(
+        ("/v1/webhook_endpoints", "/v1/webhook_event_types"),
+        "nobody is called; a response's state is at GET /v1/responses/{id}",
     ),
     **dict.fromkeys(
         ("/chat", "/completions", "/models", "/responses", "/files", "/batches"),
@@ -66,12 +79,15 @@ ELSEWHERE: Final = {
         (
             *("/v1/embeddings", "/v1/rerank", "/v1/score", "/v1/moderations", "/v1/images"),
             *("/v1/audio", "/v1/videos", "/v1/fine_tuning", "/v1/evals", "/v1/containers"),
+            *("/v1/decisions", "/v1/content_provenance_checks"),
             *("/embed", "/embeddings", "/rerank", "/score", "/classify", "/pooling"),
         ),
         "this server generates text, and nothing else",
     ),
     **dict.fromkeys(("/v1/tokenize", "/v1/detokenize"), "there are /tokenize and /detokenize"),
 }
+# Those that are no path of ours, though one with an id in its place is.
+ABSENT: Final = ELSEWHERE.keys() - {each.path for each in OPERATIONS}
 # Slashes too many, and a base URL with a /v1 before a path that has one.
 SLIPS: Final = re.compile(r"/+(?=/|$)|^/v1(?=/+v1/)")
 # What a misbehaving path or method is called in the error body.
@@ -103,12 +119,15 @@ async def _routed(router: Router, scope: Scope, receive: Receive, send: Send) ->
     # It tells the router to raise what would else be its own answer.
     scope["app"] = router
     try:
+        if scope["path"] in ABSENT:
+            raise HTTPException(404)
         await router(scope, receive, send)
     except HTTPException as error:
         path = scope["path"][:128]
         allowed = sorted((error.headers or {}).get("Allow", "").split(", "))
         takes = f"; it takes {', '.join(allowed)}" if any(allowed) else ""
-        message = f"{scope['method']} {path}: {error.detail}{takes}{_elsewhere(router, scope)}"
+        hint = takes + _elsewhere(router, scope) or "; GET /docs has all paths that there are"
+        message = f"{scope['method']} {path}: {error.detail}{hint}"
         code = HTTP_CODES.get(error.status_code)
         raise errors.HttpError(error.status_code, message, code, error.headers) from None
 

@@ -2,16 +2,21 @@
 
 import asyncio
 import hashlib
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
 from tests.support.whole_stack import MODEL, Door, WholeStack, wait_until
 
+# Of the SDK's source: a method of its client, and a path.
+CALL = re.compile(r'self\._(get|post|delete)(?:_api_list)?\(\s*(?:path_template\(\s*)?f?"(/[^"]+)"')
+PLACE = re.compile(r"\{[^}]*\}")
 WRONG: list[tuple[str, dict[str, Any], str | None]] = [
     ("temperature", {"temperature": 3}, "temperature"),
     ("a negative temperature", {"temperature": -0.1}, "temperature"),
@@ -102,14 +107,22 @@ def test_no_such_path_or_method(client: OpenAI) -> None:
     assert refused.value.status_code == 405
     with pytest.raises(openai.APIStatusError, match="it takes POST"):
         client.get("/responses", cast_to=object)
-    with pytest.raises(openai.APIStatusError, match="truncation auto leaves out the oldest turns"):
-        client.post("/responses/compact", body={"model": MODEL}, cast_to=object)
     for path, hint in (
+        (
+            "responses/compact",
+            "Not Found; nothing is compacted; truncation auto leaves out the old",
+        ),
+        ("decisions", "generates text, and nothing else"),
+        ("edits", "there are /v1/completions"),
+        ("skills", "there are /v1/conversations and /v1/responses"),
         ("moderations", "generates text, and nothing else"),
         ("audio/speech", "generates text, and nothing else"),
         ("uploads", "POST /v1/files takes a file whole"),
         ("vector_stores", "files are for /v1/batches"),
         ("messages", "there are /v1/chat/completions and /v1/responses"),
+        ("organization/projects", "what is used in /metrics"),
+        ("prompts/pmpt_1", "prompts are not kept"),
+        ("nothing", "GET /docs has all paths"),
     ):
         with pytest.raises(openai.NotFoundError, match=hint) as absent:
             client.post(f"/{path}", body={"model": MODEL}, cast_to=object)
@@ -128,6 +141,28 @@ def test_no_such_path_or_method(client: OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="only POST /v1/responses keeps") as kept:
         client.chat.completions.create(model=MODEL, messages=messages, store=True)
     assert kept.value.param == "store"
+
+
+def paths_of_the_sdk() -> set[tuple[str, str]]:
+    """Methods, and paths with an id in each place for one."""
+    found = set()
+    for source in Path(openai.resources.__path__[0]).rglob("*.py"):
+        calls = CALL.findall(source.read_text())
+        found |= {(method.upper(), PLACE.sub("x", path)) for method, path in calls}
+    assert len(found) > 100
+    return found
+
+
+def test_whatever_the_sdk_asks_for_is_answered_in_a_sentence(client: OpenAI) -> None:
+    with httpx.Client(base_url=str(client.base_url), timeout=60) as http:
+        for method, path in sorted(paths_of_the_sdk()):
+            reply = http.request(method, path.removeprefix("/"), json={})
+            assert reply.status_code < 500
+            error = reply.json().get("error", {})
+            if error.get("code") in ("unknown_url", "method_not_allowed"):
+                name, _, hint = error["message"].partition(";")
+                assert name.startswith(f"{method} /v1{path.partition('?')[0]}: ")
+                assert hint
 
 
 def test_an_output_that_cannot_go_on_is_its_requests_own_fault(client: OpenAI) -> None:
@@ -346,4 +381,4 @@ def test_a_path_that_is_a_slip_away_is_named(client: OpenAI, asked: str, right: 
     with pytest.raises(openai.NotFoundError) as caught:
         client.get(str(client.base_url.join(client.base_url.copy_with(path=asked))), cast_to=object)
     message = caught.value.body["message"]  # type: ignore[index]
-    assert message.endswith(f" the path is {right}" if right else "Not Found")
+    assert message.endswith(f" the path is {right}" if right else "paths that there are")
