@@ -5,8 +5,11 @@
 --       5 how many, 6 of whom: all, plain or outputs, whose ids have a second dash
 -- reply {OK, id…}: one more, if there are more | {NONE}: no such id before | {STORE_LOST}
 if redis.call('HGET', KEYS[1], 'nonce') ~= ARGV[1] then return {'STORE_LOST'} end
-shelf_bytes(tonumber(redis.call('TIME')[1]))
 local made, is_oldest_first, most = KEYS[tonumber(ARGV[2])], ARGV[3] == '1', tonumber(ARGV[5])
+-- Its time may be over since the page that ended with it.
+local stood = redis.call('ZRANK', made, ARGV[4])
+local was_made = stood and redis.call('ZRANGE', made, stood, stood, 'WITHSCORES')[2]
+shelf_bytes(tonumber(redis.call('TIME')[1]))
 local at, page = 0, {'OK'}
 local function is_wanted(id)
   return ARGV[6] == 'all' or (string.find(id, '-', 6, true) ~= nil) == (ARGV[6] == 'outputs')
@@ -21,8 +24,8 @@ local function ids(first, last)
 end
 if ARGV[4] ~= '' then
   local rank = rank_of(ARGV[4])
-  local was_made = not rank and KEYS[6] and redis.call('HGET', KEYS[6], 'was_made')
-  if was_made then
+  was_made = was_made or KEYS[6] and redis.call('HGET', KEYS[6], 'was_made')
+  if was_made and not rank then
     redis.call('ZADD', made, was_made, ARGV[4])
     rank = rank_of(ARGV[4]) - 1
     redis.call('ZREM', made, ARGV[4])

@@ -288,6 +288,34 @@ async def test_pages_go_on_behind_a_file_that_was_deleted(
     await ledger.close()
 
 
+@pytest.mark.parametrize("is_oldest_first", [True, False])
+@pytest.mark.parametrize("of_batches", [True, False])
+async def test_pages_go_on_behind_what_has_expired(
+    redis_url: str, cell: str, is_oldest_first: bool, of_batches: bool
+) -> None:
+    ledger = await Ledger.connect(redis_url, cell=cell)
+    made = [f"id{number}" for number in range(6)]
+    listed = ledger.batches.page if of_batches else ledger.files.page
+    left, page = list(made if is_oldest_first else made[::-1]), Page(2, "", is_oldest_first)
+    async with Redis.from_url(redis_url) as client:
+        for number, id in enumerate(made):
+            if of_batches:
+                await ledger.batches.new(BatchName("alice", id), FIELDS, window_s=60)
+            else:
+                await keep(ledger, id)
+            await client.zadd(ledger.keys.shelf("alice")[int(of_batches)], {id: number // 2})
+        while left:
+            assert await listed("alice", page) == (left[:2], len(left) > 2)
+            for id in left[:2]:
+                await leave(ledger, client, id)
+            page, left = page._replace(after=left[1]), left[2:]
+        assert await listed("alice", page) == ([], False)
+        # Whoever looks first takes its name out.
+        with pytest.raises(NotFound):
+            await listed("alice", page)
+    await ledger.close()
+
+
 async def test_answers_of_live_batches_are_bounded_by_tenant(redis_url: str, cell: str) -> None:
     limits = LedgerLimits(files_bytes_max=10_000, files_ttl_s=100)
     ledger = await Ledger.connect(redis_url, cell=cell, limits=limits)
