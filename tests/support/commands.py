@@ -8,11 +8,14 @@ import. That a shell can start them, others show: tests/unit/kaiten/cli/test_com
 """
 
 import os
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
+
+import pytest
 
 from tests.support.processes import forked
 
@@ -68,6 +71,26 @@ class Command:
 def kaiten(*words: str, stdin: str = "", environ: Mapping[str, str] | None = None) -> Ended:
     """Run it to its end."""
     return Command(*words, stdin=stdin, environ=environ).ends()
+
+
+def said_by(*words: str, stdin: str = "", **environ: str) -> tuple[int, str]:
+    """Exit code and everything written. Words are joined, because boxes wrap them."""
+    code, out, err = kaiten(*words, stdin=stdin, environ=environ)
+    return code, _joined(out + err)
+
+
+def here(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    """The same without a process: for many cases of one kind, of which one has a process."""
+    from kaiten.cli import app
+
+    with pytest.raises(SystemExit) as left:
+        app.main(words)
+    assert isinstance(left.value.code, int)
+    return left.value.code, _joined("".join(capsys.readouterr()))
+
+
+def _joined(text: str) -> str:
+    return re.sub(r"[\s│]+", " ", text)
 
 
 def _enter(words: tuple[str, ...], streams: list[Path], environ: dict[str, str]) -> None:

@@ -39,8 +39,8 @@ from scheduler_svc.timeline import Timelines
 from scheduler_svc.timeline_intervals import timelines_of
 from scheduler_svc.timeline_track import BEHIND, NOT_ARCHIVED
 from tests.compat.release import RELEASES
+from tests.support.archives import until_written
 from tests.support.cell import spec
-from tests.unit.ledger.test_archive import until_written
 from tests.unit.scheduler_svc import test_archive_hour as hour
 
 EVERY = 60

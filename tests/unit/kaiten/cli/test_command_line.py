@@ -1,14 +1,10 @@
 """The command as users meet it: a real process, its output, its exit code, never a traceback."""
 
-import asyncio
-import io
-import json
 import os
 import re
-import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,29 +14,10 @@ import pytest
 from kaiten.cli import app as cli
 from kaiten.cli import packages
 from kaiten.local import services
-from kaiten.local.ports import HeldPort
 from kaiten.mini import CHECKPOINT
-from service_kit.errors import InvalidRequest, Unauthenticated
-from tests.support import commands
-from tests.support.scripted_gateway import ScriptedGateway, accepted, delta, done, finished
+from tests.support.commands import here, said_by
 
 ROOT = Path(__file__).parents[4]
-Ask = Callable[..., Awaitable[tuple[int, str]]]
-
-
-def kaiten(*arguments: str, stdin: str = "", **environment: str) -> tuple[int, str]:
-    """Exit code and everything written. Words are joined, because boxes wrap them."""
-    code, out, err = commands.kaiten(*arguments, stdin=stdin, environ=environment)
-    return code, re.sub(r"[\s│]+", " ", out + err)
-
-
-def here(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
-    """The same without a process: for many cases of one kind, of which one has a process."""
-    with pytest.raises(SystemExit) as left:
-        cli.main(arguments)
-    said = "".join(capsys.readouterr())
-    assert isinstance(left.value.code, int)
-    return left.value.code, re.sub(r"[\s│]+", " ", said)
 
 
 def test_keygen_gives_the_key_and_its_entry_apart() -> None:
@@ -91,14 +68,14 @@ def test_keygen_refuses_a_name(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_help_names_every_command() -> None:
-    code, said = kaiten("--help")
+    code, said = said_by("--help")
     assert code == 0
     commands = ("serve", "gateway", "scheduler", "worker", "generate", "chat", "doctor", "keygen")
     assert [name for name in (*commands, "healthcheck") if name not in said] == []
 
 
 def test_a_shell_completes_flags(tmp_path: Path) -> None:
-    code, said = kaiten("--install-completion", HOME=str(tmp_path), SHELL="/bin/bash")
+    code, said = said_by("--install-completion", HOME=str(tmp_path), SHELL="/bin/bash")
     assert code == 0, said
     (script,) = tmp_path.rglob("completions/kaiten")
     program = """
@@ -112,7 +89,7 @@ while [ "$1" != -F ]; do shift; done; "$2"; echo "${COMPREPLY[@]}"
 
 
 def test_serve_shows_its_defaults() -> None:
-    code, said = kaiten("serve", "--help")
+    code, said = said_by("serve", "--help")
     assert code == 0
     for names in ("--http-port --port", "--slots --max-num-seqs", "--kv-dtype --kv-cache-dtype"):
         assert names in said
@@ -123,7 +100,7 @@ def test_serve_shows_its_defaults() -> None:
 
 @pytest.mark.parametrize("command", ["bench", "chat", "explain", "generate", "ps", "watch"])
 def test_help_shows_no_default_as_python_writes_it(command: str) -> None:
-    code, said = kaiten(command, "--help")
+    code, said = said_by(command, "--help")
     assert (code, re.findall(r"default: *(?:False|[(\[\"'])", said)) == (0, [])
 
 
@@ -276,9 +253,9 @@ def test_serve_refuses_a_file_where_its_folder_would_be(
 
 
 def test_mistakes_and_refusals_are_exit_codes_of_a_process() -> None:
-    code, said = kaiten("serve", "--kv-dtype", "fp16")
+    code, said = said_by("serve", "--kv-dtype", "fp16")
     assert (code, "fp16" in said) == (2, True)
-    code, said = kaiten("serve", "no-such-folder")
+    code, said = said_by("serve", "no-such-folder")
     assert (code, "cannot start" in said) == (1, True)
 
 
@@ -332,202 +309,3 @@ def test_a_tree_that_nobody_installed_says_so(
     assert here(capsys, "--version") == (0, "not installed: a source tree ")
     code, said = here(capsys, "serve")
     assert (code, "not installed: kaiten pip install" in said) == (1, True)
-
-
-def test_healthcheck_of_nobody(capsys: pytest.CaptureFixture[str]) -> None:
-    with HeldPort() as port:
-        code, said = here(capsys, "healthcheck", port.address)
-    assert code == 1
-    assert f"{port.address} unavailable" in said
-
-
-def test_generate_without_a_gateway_says_how_to_start_one(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with HeldPort() as port:
-        code, said = here(capsys, "generate", "hi", "--address", port.address)
-    assert code == 1
-    assert "start one with: kaiten serve" in said
-
-
-async def run_beside(
-    gateway: ScriptedGateway, *arguments: str, stdin: str = "", **environment: str
-) -> tuple[int, str]:
-    words = (*arguments, "--address", gateway.address)
-    return await asyncio.to_thread(kaiten, *words, stdin=stdin, **environment)
-
-
-@pytest.fixture
-def ask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Ask:
-    """`run_beside` without a process, which others have."""
-
-    async def asked(
-        gateway: ScriptedGateway, *arguments: str, stdin: str = "", **environment: str
-    ) -> tuple[int, str]:
-        words = (*arguments, "--address", gateway.address)
-        with monkeypatch.context() as patch:
-            patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode()), "utf-8"))
-            # Only a main thread may have handlers.
-            patch.setattr(signal, "signal", lambda *_: None)
-            for name, value in environment.items():
-                patch.setenv(name, value)
-            return await asyncio.to_thread(here, capsys, *words)
-
-    return asked
-
-
-async def test_generate_streams_the_text() -> None:
-    script = [accepted(), delta(0, "Hello"), delta(5, " you"), finished(9), done(9)]
-    async with ScriptedGateway(script) as gateway:
-        code, said = await run_beside(
-            gateway, "generate", "Say:", "--max-tokens", "9", "--seed", "3", "--stop", "a"
-        )
-        (request,) = gateway.calls
-    assert (code, said) == (0, "Hello you ")
-    assert (request.text, request.sampling.max_tokens, request.sampling.seed) == ("Say:", 9, 3)
-    assert list(request.stop) == ["a"]
-
-
-@pytest.mark.parametrize(
-    ("words", "stdin", "hint"),
-    [
-        (["generate", "a", "--file", "b"], "", "give a prompt or --file, not both"),
-        (["generate", "--file", "/nowhere"], "", "--file /nowhere: No such file or directory"),
-        (["generate", "--file", sys.executable], "", "is not UTF-8"),
-        (["generate", "a", "--json-schema", "/nowhere"], "", "--json-schema /nowhere: No such"),
-        (["generate", "a", "--regex", "b", "--grammar", "c"], "", "one of --grammar and --regex"),
-        (["generate"], "", "text: must not be empty"),
-    ],
-)
-async def test_what_is_no_prompt(ask: Ask, words: list[str], stdin: str, hint: str) -> None:
-    empty = InvalidRequest("text", "must not be empty")
-    async with ScriptedGateway([empty]) as gateway:
-        code, said = await ask(gateway, *words, stdin=stdin)
-    assert (code, hint in said) == (1 if "empty" in hint else 2, True)
-
-
-@pytest.mark.parametrize("words", [[], ["--file", "FILE"]])
-async def test_a_prompt_from_elsewhere(ask: Ask, words: list[str], tmp_path: Path) -> None:
-    file = tmp_path / "prompt"
-    file.write_text("Say é:\n\n")
-    whole = [accepted(), delta(0, "Hi"), finished(2), done(2)]
-    async with ScriptedGateway(whole) as gateway:
-        given = [str(file) if word == "FILE" else word for word in words]
-        stdin = "" if "FILE" in words else "Say é:\n\n"
-        code, said = await ask(gateway, "generate", *given, stdin=stdin)
-        (request,) = gateway.calls
-    assert (code, said, request.text) == (0, "Hi ", "Say é:\n")
-
-
-@pytest.mark.parametrize(
-    ("option", "form"), [("--json-schema", "json"), ("--grammar", "grammar"), ("--regex", "regex")]
-)
-async def test_an_answer_that_keeps_to_something(
-    ask: Ask, tmp_path: Path, option: str, form: str
-) -> None:
-    file = tmp_path / "language"
-    file.write_text("said")
-    whole = [accepted(), delta(0, "Hi"), finished(2), done(2)]
-    async with ScriptedGateway(whole) as gateway:
-        await ask(gateway, "generate", "a", option, "said" if form == "regex" else str(file))
-        (request,) = gateway.calls
-    wanted = request.sampling.structured_outputs
-    assert (wanted.WhichOneof("constraint"), getattr(wanted, form)) == (form, "said")
-
-
-async def test_an_answer_as_json(ask: Ask) -> None:
-    whole = [accepted(), delta(0, "Hi", ids=(7, 8)), finished(2), done(2)]
-    async with ScriptedGateway(whole) as gateway:
-        code, said = await ask(gateway, "generate", "Say:", "--json")
-    told = json.loads(said)
-    assert (code, told["usage"]["output_tokens"]) == (0, 2)
-    assert told["choices"] == [
-        {"text": "Hi", "finish_reason": "stop", "output_tokens": 2, "token_ids": [7, 8]}
-    ]
-
-
-async def test_chat_keeps_the_conversation() -> None:
-    first = [accepted(), delta(0, "Hi!"), finished(3), done(3)]
-    second = [accepted(), delta(0, "Bye!"), finished(4), done(4)]
-    async with ScriptedGateway(first, second) as gateway:
-        code, said = await run_beside(
-            gateway, "chat", "--system", "Be brief.", stdin="hello\n\ngoodbye\n"
-        )
-        _, request = gateway.calls
-    assert (code, said) == (0, "Hi! Bye! ")
-    assert [(m.role, m.content) for m in request.conversation.messages] == [
-        ("system", "Be brief."),
-        ("user", "hello"),
-        ("assistant", "Hi!"),
-        ("user", "goodbye"),
-    ]
-
-
-@pytest.mark.parametrize("words", [["generate", "Say:"], ["chat"]])
-async def test_a_key_is_sent_and_a_missing_one_is_asked_for(
-    ask: Ask, words: list[str], tmp_path: Path
-) -> None:
-    file = tmp_path / "key"
-    file.write_text("kt-a\n")
-    answer = [accepted(), delta(0, "Hi"), finished(2), done(2)]
-    refusal = Unauthenticated("send an API key")
-    async with ScriptedGateway(answer, answer, [refusal]) as gateway:
-        from_file = await ask(gateway, *words, "--api-key-file", str(file), stdin="x\n")
-        from_environment = await ask(gateway, *words, stdin="x\n", KAITEN_API_KEY="kt-b")
-        code, said = await ask(gateway, *words, stdin="x\n")
-    assert from_file == from_environment == (0, "Hi ")
-    keys = [metadata.get("authorization") for metadata in gateway.metadata]
-    assert keys == ["Bearer kt-a", "Bearer kt-b", None]
-    assert code == 1
-    assert "give its API key in KAITEN_API_KEY, or with --api-key-file" in said
-
-
-@pytest.mark.parametrize("words", [["generate", "Say:"], ["chat"], ["bench"]])
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        (None, "cannot be read: No such file"),
-        ("", "must hold an API key"),
-        ("two words", "visible"),
-    ],
-)
-def test_a_file_without_a_key_is_refused(
-    words: list[str],
-    content: str | None,
-    says: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """Before anybody is asked; what stands in it is not shown."""
-    monkeypatch.setenv("COLUMNS", "300")
-    file = tmp_path / "k"
-    if content is not None:
-        file.write_text(content)
-    code, said = here(capsys, *words, "--api-key-file", str(file))
-    assert code == 2
-    assert f"--api-key-file {file}" in said
-    assert says in said
-    assert "two words" not in said
-
-
-@pytest.mark.parametrize("words", [["generate", "Say:"], ["chat"], ["bench"]])
-def test_no_flag_takes_the_key_itself(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """Everybody on the machine could read it."""
-    code, said = here(capsys, *words, "--api-key", "kt-a")
-    assert code == 2
-    assert "--api-key-file" in said
-
-
-async def test_bench_sends_the_key_and_keeps_it_to_itself(tmp_path: Path) -> None:
-    script = [accepted(), delta(0, "Hi"), finished(2), done(2)]
-    kept = tmp_path / "kept.jsonl"
-    file = tmp_path / "key"
-    file.write_text("kt-secret")
-    words = ("--count", "1", "--warmup", "0", "--jsonl", str(kept), "--api-key-file", str(file))
-    async with ScriptedGateway(script) as gateway:
-        code, said = await asyncio.to_thread(kaiten, "bench", gateway.address, *words)
-    assert code == 0, said
-    assert [metadata["authorization"] for metadata in gateway.metadata] == ["Bearer kt-secret"]
-    assert '"kind": "run"' in kept.read_text()
-    assert "kt-secret" not in kept.read_text()
