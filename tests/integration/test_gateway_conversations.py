@@ -437,3 +437,63 @@ async def test_what_is_deleted_is_told_though_the_store_was_not_heard(
     assert (await http.delete(path)).status_code == 200
     assert connections.roundtrip == heard
     assert (await http.get(path)).status_code == 404
+
+
+@pytest.mark.parametrize("asked", [{}, {"stream": True}, {"background": True}], ids=str)
+async def test_a_key_whose_response_came_to_nothing_is_told_to_be_used_up(
+    stack: Stack, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, asked: Any
+) -> None:
+    """Somebody added to its conversation meanwhile: who asks again as told, asks in vain."""
+    stack.says("Hi")
+    conversations = stack.gateway.service.link.ledger.conversations
+    change, item = conversations.change, {"role": "user", "content": "more"}
+
+    async def second(tenant: str, before: KeptConversation, *args: Any, **rest: Any) -> Any:
+        monkeypatch.setattr(conversations, "change", change)
+        added = await http.post(f"/v1/conversations/{before.id}/items", json={"items": [item]})
+        assert added.status_code == 200
+        return await change(tenant, before, *args, **rest)
+
+    monkeypatch.setattr(conversations, "change", second)
+    talk, refused = await begun(http, **asked)
+    assert (refused.status_code, refused.headers["x-should-retry"]) == (503, "true")
+    body = {"input": "x", "conversation": talk.rpartition("/")[2], **asked}
+    again = await http.post("/v1/responses", json=body, headers={"idempotency-key": "it"})
+    told = again.json()["error"]
+    assert (again.status_code, told["param"]) == (400, "idempotency-key")
+    assert told["message"].endswith("take another key")
+    other = await http.post("/v1/responses", json=body, headers={"idempotency-key": "other"})
+    assert other.status_code == 200
+    await until(lambda: "default:other" in [it.id for it in stack.scheduler.submits], "it")
+    await until(lambda: stack.scheduler.live_count == 0, "the end")
+    assert await said_in(http, talk) == ["Hi", "x", "more"]
+
+
+@pytest.mark.parametrize("first", ["it itself, unheard", "another"])
+async def test_an_item_that_two_delete_at_once_is_deleted_for_both(
+    stack: Stack, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    items = [{"role": "user", "content": text} for text in "ab"]
+    made = (await http.post("/v1/conversations", json={"items": items})).json()["id"]
+    talk, conversations = (
+        f"/v1/conversations/{made}",
+        stack.gateway.service.link.ledger.conversations,
+    )
+    path, change = (
+        f"{talk}/items/{(await http.get(f'{talk}/items')).json()['data'][0]['id']}",
+        conversations.change,
+    )
+
+    async def second(*args: Any, **rest: Any) -> KeptConversation | None:
+        monkeypatch.setattr(conversations, "change", change)
+        if first == "another":
+            assert (await http.delete(path)).status_code == 200
+        else:
+            await change(*args, **rest)
+            await http.post(talk, json={"metadata": {"by": "another"}})
+        return await change(*args, **rest)
+
+    monkeypatch.setattr(conversations, "change", second)
+    assert (await http.delete(path)).status_code == 200
+    assert await said_in(http, talk) == ["a"]
+    assert (await http.delete(path)).status_code == 404

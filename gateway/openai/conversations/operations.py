@@ -153,10 +153,15 @@ async def get_item(api: Api, exchange: HttpExchange, _body: None) -> None:
 
 async def delete_item(api: Api, exchange: HttpExchange, _body: None) -> None:
     """The conversation without it."""
+    was_there = False
 
     def edit(content: Content) -> Content:
-        with gone_already(exchange):
-            _item_of(content, exchange)
+        nonlocal was_there
+        # Not there again: somebody else was as fast, or the store not heard.
+        if not was_there:
+            with gone_already(exchange):
+                _item_of(content, exchange)
+        was_there = True
         return content.without(exchange.path["item_id"])
 
     await exchange.send_json(200, told(await _changed(api, exchange, edit, is_let_in=True)))

@@ -45,6 +45,7 @@ from gateway.openai.responses.turns import items_of_turns
 from gateway.requests.reading import is_read
 from gateway.requests.stream import Finished, Generation
 from gateway.requests.validation import REQUEST_ID, UINT32_MAX
+from gateway.tenants import Tenant
 from gateway.values.generation_request import Message
 from service_kit.errors import InvalidRequest, KaitenError, NotFound, Unavailable
 
@@ -75,7 +76,7 @@ async def create_response(api: Api, exchange: HttpExchange, body: ResponseBody) 
         public = ID_PREFIX + generation.accepted.request_id
         stored = StoredResponse.of(api, tenant, public, note)
         if generation.visit is not None and generation.visit.is_repeat and kept:
-            stored = await StoredResponse.find(api, tenant, public)
+            stored = await _named_before(api, tenant, public)
         if earlier.conversation is not None:
             is_named = bool(request.request_id)
             await _to_its_end(_join(earlier.conversation, generation, own, is_named=is_named))
@@ -87,6 +88,18 @@ async def create_response(api: Api, exchange: HttpExchange, body: ResponseBody) 
             response = await stored.collected(generation)
             await _tell_conversation(stored, response)
             await exchange.send_json(200, response)
+
+
+async def _named_before(api: Api, tenant: Tenant, public: str) -> StoredResponse:
+    """The one of the same key. InvalidRequest: it is gone, and its key stays taken."""
+    try:
+        return await StoredResponse.find(api, tenant, public)
+    except NotFound:
+        rule = (
+            f"names {public!r}, which was deleted, or came to nothing as its conversation was being"
+            " changed; take another key"
+        )
+        raise InvalidRequest(KEY_HEADER, rule) from None
 
 
 async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
