@@ -8,10 +8,12 @@ they began with. Files that have become wrong change nothing.
 
 import asyncio
 import ssl
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, NamedTuple, Protocol, Self
 
 import grpc
 import structlog
@@ -47,12 +49,21 @@ class TlsFiles:
     client_ca: Path | None = None
 
 
+class Expiry(NamedTuple):
+    """From when on nothing in a file of certificates is valid, by the flag that names it."""
+
+    flag: str
+    path: Path
+    at: datetime
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class _Loaded:
     """What the files held at one moment, checked; in the form of each port."""
 
     content: tuple[bytes, ...]
-    expires: datetime
+    # The certificate's first.
+    expiries: tuple[Expiry, ...]
     context: ssl.SSLContext
     configuration: Any
 
@@ -73,14 +84,18 @@ class ExpiryNotice:
 
     def __init__(self) -> None:
         self.said = datetime.min.replace(tzinfo=UTC)
+        # Of what is used now.
+        self.expiries: tuple[Expiry, ...] = ()
 
-    def tell(self, cert: Path, expires: datetime) -> None:
-        now = datetime.now(UTC)
-        if (expires - now).days >= SOON_DAYS or now - self.said < timedelta(days=1):
+    def tell(self, *expiries: Expiry) -> None:
+        """Of the one that ends first."""
+        self.expiries, now = expiries, datetime.now(UTC)
+        _, path, at = min(expiries, key=lambda expiry: expiry.at)
+        if (at - now).days >= SOON_DAYS or now - self.said < timedelta(days=1):
             return
         self.said = now
-        event, tell = ("expired", log.error) if expires <= now else ("ends_soon", log.warning)
-        tell(f"tls.{event}", cert=str(cert), expires=_day(expires))
+        event, tell = ("expired", log.error) if at <= now else ("ends_soon", log.warning)
+        tell(f"tls.{event}", cert=str(path), expires=_day(at))
 
 
 class ServerTls:
@@ -131,7 +146,7 @@ class ServerTls:
             content = await asyncio.to_thread(_read, self._files)
             if content == self._loaded.content:
                 self._problem = ""
-                self._expiry.tell(self._files.cert, self._loaded.expires)
+                self._expiry.tell(*self._loaded.expiries)
                 return
             loaded = await asyncio.to_thread(_load, self._files)
         except ConfigError as error:
@@ -152,9 +167,11 @@ class ServerTls:
         return loaded.configuration
 
     def _say(self, event: str) -> None:
-        expires, self._expiry.said = self._loaded.expires, datetime.now(UTC)
-        tell = log.warning if (expires - self._expiry.said).days < SOON_DAYS else log.info
-        tell(event, cert=str(self._files.cert), expires=_day(expires))
+        (_, cert, expires), now = self._loaded.expiries[0], datetime.now(UTC)
+        tell = log.info
+        if (expires - now).days < SOON_DAYS:
+            tell, self._expiry.said = log.warning, now
+        tell(event, cert=str(cert), expires=_day(expires))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,9 +198,9 @@ class Certificates:
             context.load_verify_locations(self.ca)
         except OSError as error:
             raise ConfigError(f"--peer-tls-ca {self.ca} cannot be used: {error}") from None
-        cert = _read_file("--peer-tls-cert", self.cert)
-        _, expires = _leaf("--peer-tls-cert", self.cert, cert)
-        self._expiry.tell(self.cert, expires)
+        cert, ca = ("--peer-tls-cert", self.cert), ("--peer-tls-ca", self.ca)
+        _, of_cert = _leaf(*cert, _read_file(*cert))
+        self._expiry.tell(of_cert, _authorities(*ca, _read_file(*ca)))
 
     def _no_password(self) -> str:
         """OpenSSL would ask whoever sits at the terminal, and wait for them."""
@@ -234,23 +251,28 @@ def _read_file(flag: str, path: Path) -> bytes:
 def _load(files: TlsFiles) -> _Loaded:
     """ConfigError names the flag, the file and the rule."""
     content = cert, key, *rest = _read(files)
-    expires = _check_pair(files, cert, key)
+    expiries = [_check_pair(files, cert, key)]
     client_ca = rest[0] if rest else None
     if files.client_ca is not None and client_ca is not None:
-        _certificates("--tls-client-ca", files.client_ca, client_ca)
+        expiries.append(_authorities("--tls-client-ca", files.client_ca, client_ca))
     context = _context(files, client_ca)
     if _read(files) != content:
         raise ConfigError(f"--tls-cert {files.cert} is being written: it is read again in a moment")
     configuration = grpc.ssl_server_certificate_configuration([(key, cert)], client_ca)
-    return _Loaded(content=content, expires=expires, context=context, configuration=configuration)
+    return _Loaded(
+        content=content,
+        expiries=tuple(expiries),
+        context=context,
+        configuration=configuration,
+    )
 
 
-def _check_pair(files: TlsFiles, cert: bytes, key: bytes) -> datetime:
-    """When the certificate ends."""
+def _check_pair(files: TlsFiles, cert: bytes, key: bytes) -> Expiry:
+    """Of the certificate."""
     from cryptography.hazmat.primitives.asymmetric import ec, rsa
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-    public, expires = _leaf("--tls-cert", files.cert, cert)
+    public, expiry = _leaf("--tls-cert", files.cert, cert)
     try:
         private = load_pem_private_key(key, None)
     except TypeError:
@@ -267,24 +289,45 @@ def _check_pair(files: TlsFiles, cert: bytes, key: bytes) -> datetime:
             f"--tls-key {files.key} does not belong to the certificate: --tls-cert {files.cert}"
             " must begin with the server's own"
         )
-    return expires
+    return expiry
 
 
-def _leaf(flag: str, path: Path, pem: bytes) -> tuple[Any, datetime]:
+def _leaf(flag: str, path: Path, pem: bytes) -> tuple[Any, Expiry]:
     """The key of the first certificate of a file, and when it ends. ConfigError: it cannot be used,
     or not now."""
-    leaf = _certificates(flag, path, pem)[0]
+    first = _certificates(flag, path, pem)[:1]
+    expiry = _expiry(flag, path, first)
+    with _usable(f"{flag} {path}"):
+        return first[0].public_key(), expiry
+
+
+def _authorities(flag: str, path: Path, pem: bytes) -> Expiry:
+    """While they are replaced there are old ones beside new ones. ConfigError: none can be used
+    now."""
+    return _expiry(flag, path, _certificates(flag, path, pem))
+
+
+def _expiry(flag: str, path: Path, certificates: Sequence[Any]) -> Expiry:
+    """Of the one that is valid the longest. ConfigError: none is."""
     now, where = datetime.now(UTC), f"{flag} {path}"
+    with _usable(where):
+        spans = [(each.not_valid_after_utc, each.not_valid_before_utc) for each in certificates]
+    valid = [ends for ends, begins in spans if begins <= now < ends]
+    if valid:
+        return Expiry(flag, path, max(valid))
+    ends, begins = max(spans)
+    if ends <= now:
+        raise ConfigError(f"{where}: the certificate has expired, on {_day(ends)}")
+    raise ConfigError(f"{where}: the certificate is not valid before {_day(begins)}")
+
+
+@contextmanager
+def _usable(where: str) -> Iterator[None]:
+    """Complaints about a certificate are of several unrelated families, when it is looked at."""
     try:
-        expires: datetime = leaf.not_valid_after_utc
-        begins, public = leaf.not_valid_before_utc, leaf.public_key()
-    except Exception as error:  # of several unrelated families, when it is looked at
+        yield
+    except Exception as error:
         raise ConfigError(f"{where}: the certificate cannot be used: {error}") from None
-    if expires <= now:
-        raise ConfigError(f"{where}: the certificate has expired, on {_day(expires)}")
-    if begins > now:
-        raise ConfigError(f"{where}: the certificate is not valid before {_day(begins)}")
-    return public, expires
 
 
 def _certificates(flag: str, path: Path, pem: bytes) -> list[Any]:

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import trustme
+from cryptography import x509
+from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import (
     BestAvailableEncryption,
     Encoding,
@@ -34,12 +36,23 @@ RECENT: Final[dict[str, Any]] = {
 class Authority:
     """Its own certificate is `pem`; `issue` writes another and its key."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, **validity: Any) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder, self._issued = folder, 0
         self._ca = trustme.CA()
         self.pem = folder / "ca.pem"
-        self._ca.cert_pem.write_to_path(str(self.pem))
+        self.pem.write_bytes(self._ca.cert_pem.bytes() if not validity else self._own(validity))
+
+    def _own(self, validity: dict[str, Any]) -> bytes:
+        """Its own certificate, of another time than trustme's: all others."""
+        own, key = self._ca._certificate, self._ca._private_key
+        made = x509.CertificateBuilder(own.issuer, own.subject, own.public_key())
+        made = made.serial_number(own.serial_number)
+        made = made.not_valid_before(validity["not_before"])
+        made = made.not_valid_after(validity["not_after"])
+        for each in own.extensions:
+            made = made.add_extension(each.value, each.critical)
+        return made.sign(key, SHA256()).public_bytes(Encoding.PEM)
 
     def issue(self, *names: str, client_ca: Path | None = None, **validity: Any) -> TlsFiles:
         """For 127.0.0.1 and localhost, unless other names are given."""

@@ -413,6 +413,7 @@ def test_certificates_that_cannot_be_used_end_the_start(tmp_path: Path) -> None:
     old = authority.issue_to_part("old", **EXPIRED)
     early = authority.issue_to_part("early", **EARLY)
     other = Authority(tmp_path / "b").issue_to_part("other")
+    past, future = Authority(tmp_path / "c", **EXPIRED), Authority(tmp_path / "d", **EARLY)
     files: dict[str, Any] = {
         "peer_tls_cert": part.cert,
         "peer_tls_key": part.key,
@@ -427,9 +428,19 @@ def test_certificates_that_cannot_be_used_end_the_start(tmp_path: Path) -> None:
         ({"peer_tls_ca": part.key}, "--peer-tls-ca .* cannot be used"),
         (shown_by(old), r"--peer-tls-cert .*old/cert.pem: the certificate has expired, on \d{4}-"),
         (shown_by(early), "--peer-tls-cert .*early/cert.pem: the certificate is not valid before"),
+        ({"peer_tls_ca": past.pem}, r"--peer-tls-ca .*: the certificate has expired, on \d{4}-"),
+        ({"peer_tls_ca": future.pem}, "--peer-tls-ca .*: the certificate is not valid before"),
     ):
         with pytest.raises(ConfigError, match=why):
             Peers.of(PartSettings(**(files | wrong)))
+
+
+def test_one_authority_of_a_file_has_to_be_valid(tmp_path: Path) -> None:
+    """As while they are being replaced."""
+    part = Authority(tmp_path / "a").issue_to_part("part")
+    past = Authority(tmp_path / "b", **EXPIRED)
+    part.ca.write_bytes(past.pem.read_bytes() + part.ca.read_bytes())
+    part.check()
 
 
 def test_a_certificate_of_parts_that_ends_soon_is_a_warning(tmp_path: Path) -> None:

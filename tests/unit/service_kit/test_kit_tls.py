@@ -3,7 +3,7 @@
 import ssl
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -97,6 +97,10 @@ WRONG: dict[str, tuple[Wrong, str]] = {
     "no authority": (
         lambda _a, files, _t: replace(files, client_ca=files.key),
         "--tls-client-ca .* holds no certificate in PEM",
+    ),
+    "expired authority": (
+        lambda _a, files, tmp: replace(files, client_ca=Authority(tmp, **EXPIRED).pem),
+        r"--tls-client-ca .*: the certificate has expired, on \d{4}-",
     ),
 }
 
@@ -199,7 +203,7 @@ async def test_a_certificate_that_ends_soon_is_a_warning_every_day(authority: Au
         soon = ServerTls(authority.issue(not_after=EARLY["not_before"]))
         for server in (late, soon):
             await server.look()
-            server._expiry.said -= timedelta(days=1)
+            server._expiry.said = datetime.now(UTC) - timedelta(days=1)
             await server.look()
             await server.look()
     assert [(entry["event"], entry["log_level"]) for entry in logs] == [
