@@ -45,7 +45,7 @@ from service_kit.grpc_server import (
     create_server,
 )
 from service_kit.lifecycle import endless, launch
-from service_kit.metrics import Metrics, close_all, count_spans, seen
+from service_kit.metrics import Metrics, close_all, count_spans, seen, tell_expiries
 from service_kit.peers import Peers, bind_socket
 from service_kit.tls import ServerTls
 
@@ -219,6 +219,8 @@ class GatewayService:
         wrong_keys = seen(lambda: self._keyring.wrong_keys.count)
         what = "presented, and nobody's"
         meter.create_observable_counter("kaiten.gateway.wrong_keys", wrong_keys, "", what)
+        of_ports = () if self._tls is None else (self._tls.expiries,)
+        tell_expiries(meter, self._peers.expiries, *of_ports)
         self._metrics.model_name = lambda: self._card.name
         return Meters(
             meter,

@@ -18,7 +18,7 @@ from scheduler_svc.tracing import Tracing
 from service_kit import grpc_server, lifecycle, logs, settings, telemetry
 from service_kit.clock import SystemClock
 from service_kit.errors import ConfigError, OutOfOrder, Unavailable
-from service_kit.metrics import Metrics, close_all, count_spans
+from service_kit.metrics import Metrics, close_all, count_spans, tell_expiries
 from service_kit.peers import Peers, make_credential
 
 log = structlog.get_logger()
@@ -56,6 +56,7 @@ class SchedulerProcess:
         # None when nobody listens: then nothing is even collected.
         self._spans = telemetry.configure("scheduler")
         count_spans(self._metrics.meter, self._spans)
+        tell_expiries(self._metrics.meter, self._peers.expiries)
 
     async def start(self) -> dict[str, object]:
         log.info("service.settings", **settings.describe(self._settings))

@@ -9,7 +9,7 @@ never per token.
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, Final
 
@@ -21,6 +21,7 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_s
 from service_kit import telemetry
 from service_kit.errors import ConfigError, Unavailable
 from service_kit.metrics_server import MetricsServer, Page
+from service_kit.tls import Expiry
 
 log = structlog.get_logger()
 
@@ -148,6 +149,17 @@ def count_spans(meter: Meter, spans: telemetry.Spans | None) -> None:
     exported, dropped = seen(lambda: spans.exported), seen(lambda: spans.dropped, "by")
     meter.create_observable_counter("kaiten.spans_exported", exported, "", "that a collector took")
     meter.create_observable_counter("kaiten.spans_dropped", dropped, "", "that nobody will see")
+
+
+def tell_expiries(meter: Meter, *sources: Callable[[], Iterable[Expiry]]) -> None:
+    """Say until when certificates can be used; of who has none there are no series."""
+
+    def read() -> dict[str, float]:
+        return {each.flag: each.at.timestamp() for source in sources for each in source()}
+
+    name = "kaiten.certificate_expiry_timestamp"
+    told = "unix time from which on nothing in a file of certificates is valid"
+    meter.create_observable_gauge(name, seen(read, "flag"), "s", told)
 
 
 def exemplar(span: SpanContext | None, *, is_kept: bool) -> Context | None:

@@ -30,7 +30,7 @@ from service_kit import addresses, grpc_server
 from service_kit.errors import ConfigError, Unauthenticated
 from service_kit.grpc_errors import trailers_of
 from service_kit.settings import Settings
-from service_kit.tls import Certificates
+from service_kit.tls import Certificates, Expiry
 
 log = structlog.get_logger()
 
@@ -342,6 +342,10 @@ class Peers:
             certificates.check()
         path = chosen.peer_credential_file
         return cls(None if path is None else Credential(path), certificates)
+
+    def expiries(self) -> tuple[Expiry, ...]:
+        """Of our certificate and the authorities; empty: there is no TLS between parts."""
+        return () if self._certificates is None else self._certificates.expiries()
 
     # To others
 

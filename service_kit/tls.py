@@ -9,7 +9,7 @@ they began with. Files that have become wrong change nothing.
 import asyncio
 import ssl
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -132,6 +132,10 @@ class ServerTls:
             require_client_authentication=self._files.client_ca is not None,
         )
 
+    def expiries(self) -> tuple[Expiry, ...]:
+        """Of what new connections are shown, and whose certificates they may bring."""
+        return self._loaded.expiries
+
     async def follow(self, clock: Clock) -> None:
         """Look at the files for as long as the server lives."""
         while True:
@@ -201,6 +205,12 @@ class Certificates:
         cert, ca = ("--peer-tls-cert", self.cert), ("--peer-tls-ca", self.ca)
         _, of_cert = _leaf(*cert, _read_file(*cert))
         self._expiry.tell(of_cert, _authorities(*ca, _read_file(*ca)))
+
+    def expiries(self) -> tuple[Expiry, ...]:
+        """Of the files as they were when they could be used last."""
+        with suppress(ConfigError):
+            self.check()
+        return self._expiry.expiries
 
     def _no_password(self) -> str:
         """OpenSSL would ask whoever sits at the terminal, and wait for them."""

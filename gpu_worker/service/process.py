@@ -29,7 +29,7 @@ from service_kit.grpc_server import (
     add_reflection,
     create_server,
 )
-from service_kit.metrics import Metrics, close_all, count_spans
+from service_kit.metrics import Metrics, close_all, count_spans, tell_expiries
 from service_kit.peers import Peers
 
 log = structlog.get_logger()
@@ -64,6 +64,7 @@ class WorkerProcess:
     async def start(self) -> Mapping[str, object]:
         settings = self._settings
         peers = Peers.of(settings)
+        tell_expiries(self._metrics.meter, peers.expiries)
         server = self._server = create_server(
             limits=_SERVER_LIMITS, interceptors=peers.interceptors()
         )

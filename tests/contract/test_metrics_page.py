@@ -13,7 +13,7 @@ from gpu_worker.service import metrics as worker
 from gpu_worker.service.loading import Loaded
 from gpu_worker.service.process import WorkerProcess
 from scheduler_svc import meters as scheduler
-from service_kit.metrics import count_spans
+from service_kit.metrics import count_spans, tell_expiries
 from service_kit.telemetry import Spans
 
 ROOT = Path(__file__).parents[2]
@@ -57,6 +57,7 @@ def instruments() -> set[str]:
     meter = Listed()
     some: Any = None
     count_spans(meter, cast(Spans, some or object()))
+    tell_expiries(meter)
     scheduler.Meters(cast(Meter, meter), with_tenants=True)
     gateway.Meters(cast(Meter, meter), model="m")
     gateway.BatchMeters(cast(Meter, meter), lambda: 0)

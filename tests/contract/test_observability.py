@@ -316,6 +316,10 @@ FIRES: Final[Mapping[str, tuple[Mapping[str, str], Mapping[str, str]]]] = {
         {'kaiten_spans_dropped_total{job="worker",by="sender"}': "0+1x40"},
         {'kaiten_spans_dropped_total{job="worker",by="sender"}': "9x40"},
     ),
+    "KaitenCertificateEnds": (
+        {'kaiten_certificate_expiry_timestamp_seconds{flag="--tls-cert"}': "1000000x40"},
+        {'kaiten_certificate_expiry_timestamp_seconds{flag="--tls-cert"}': "2000000x40"},
+    ),
 }
 
 

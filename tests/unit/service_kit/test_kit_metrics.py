@@ -4,6 +4,7 @@ import socket
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from urllib.request import urlopen
@@ -14,10 +15,13 @@ from structlog.testing import capture_logs
 
 from service_kit import telemetry
 from service_kit.errors import ConfigError
-from service_kit.metrics import Metrics, close_all, count_spans, exemplar, seen
+from service_kit.metrics import Metrics, close_all, count_spans, exemplar, seen, tell_expiries
 from service_kit.metrics_server import CONNECTIONS_MAX, MetricsServer, Page
+from service_kit.peers import Peers
 from service_kit.telemetry import minted
+from service_kit.tls import ServerTls
 from tests.support.exemplars import Exemplars
+from tests.support.tls_files import EARLY, EXPIRED, RECENT, Authority
 
 pytest.importorskip("prometheus_client", reason="kaiten[metrics] is not installed")
 from prometheus_client.parser import text_string_to_metric_families
@@ -220,6 +224,30 @@ def test_spans_for_which_there_is_no_room_are_not_made_and_counted(metrics: Metr
     assert told["kaiten_spans_dropped_total", "by=refused"] == 2
     assert told["kaiten_spans_exported_total", ""] + dropped == 2000
     spans.close()
+
+
+def test_it_is_told_when_certificates_end(metrics: Metrics, tmp_path: Path) -> None:
+    """Of those in use: a renewal that is of no use changes nothing, also here."""
+    authority = Authority(tmp_path)
+    ends = RECENT["not_after"].replace(microsecond=0)
+    files = authority.issue(client_ca=authority.pem)
+    part = authority.issue_to_part("part")
+    tell_expiries(metrics.meter, ServerTls(files).expiries, Peers(certificates=part).expiries)
+
+    def told() -> dict[str, float]:
+        name = "kaiten_certificate_expiry_timestamp_seconds"
+        return {key: at for (found, key), at in samples(metrics).items() if found == name}
+
+    first = told()
+    assert first.keys() == {
+        f"flag=--{name}" for name in ("tls-cert", "tls-client-ca", "peer-tls-cert", "peer-tls-ca")
+    }
+    assert first["flag=--tls-cert"] == first["flag=--peer-tls-cert"] == ends.timestamp()
+    assert first["flag=--tls-client-ca"] == first["flag=--peer-tls-ca"] > ends.timestamp()
+    authority.issue_to_part("part", **EXPIRED)
+    assert told() == first
+    authority.issue_to_part("part", not_after=EARLY["not_after"])
+    assert told()["flag=--peer-tls-cert"] < ends.timestamp()
 
 
 def test_a_queue_that_stands_still_drops_all_the_rest() -> None:
