@@ -43,9 +43,9 @@ def _ask(client: Client, chat: Chat, question: str, address: str) -> int:
     chat.asks(question)
     messages = chat.messages(question)
     asked = {**chat.options, "messages": messages, "parse_output": True}
-    generation = client.generate(**cast(GenerateOptions, asked))
     thought = _Thought()
     try:
+        generation = client.generate(**cast(GenerateOptions, asked))
         with generation, _Waiting(client, generation.request_id) as waiting:
             with on_interrupt(generation.close) as was_interrupted:
                 for delta in generation:
