@@ -10,6 +10,7 @@ from typing import Any, Self, Unpack
 
 import grpc
 
+from kaiten.client.calls import Calls
 from kaiten.client.connection import (
     AT_ONCE,
     AT_ONCE_MAX,
@@ -17,11 +18,14 @@ from kaiten.client.connection import (
     OPTIONS,
     RESUME_S,
     UNARY_S,
-    deadline_of,
-    seconds_left,
     with_key,
 )
-from kaiten.client.errors import ApiError, InvalidRequestError, from_rpc_error
+from kaiten.client.errors import (
+    ApiError,
+    InvalidRequestError,
+    RequestCancelledError,
+    from_rpc_error,
+)
 from kaiten.client.following import Following
 from kaiten.client.request import GenerateOptions, Input, request_from, request_of_many
 from kaiten.client.results import Completion, Delta, RequestStatus, status_from_proto
@@ -40,13 +44,9 @@ class AsyncGeneration:
         timeout_s: float | None,
         metadata: Sequence[tuple[str, str]],
     ) -> None:
-        self._stub = stub
         self._following = following
-        self._metadata = metadata
-        self._rpc: Any = None
-        self._is_closed = False
-        self._steps = self._follow()
-        self._deadline_s = deadline_of(timeout_s)
+        self._calls = Calls(stub, following, timeout_s, metadata)
+        self._steps = _follow(self._calls)
 
     def __repr__(self) -> str:
         return f"AsyncGeneration({self._following!r})"
@@ -87,30 +87,37 @@ class AsyncGeneration:
 
     async def close(self) -> None:
         """Go away. The service cancels the request, unless it was told to keep it running."""
-        self._is_closed = True
-        if self._rpc is not None:
-            self._rpc.cancel()
+        self._calls.close()
         # In another task the iteration may be under way; it ends by itself then.
         with suppress(RuntimeError):
             await self._steps.aclose()
 
-    async def _follow(self) -> AsyncGenerator[Delta | None, None]:
-        following = self._following
-        while not following.is_done and not self._is_closed:
+
+async def _follow(calls: Calls) -> AsyncGenerator[Delta | None, None]:
+    following = calls.following
+    try:
+        while calls.go_on:
             error: ApiError | None = None
             try:
-                self._rpc = self._open()
-                async for answer in self._rpc:
+                async for answer in calls.next():
                     yield following.feed(answer.event)
             except grpc.RpcError as rpc_error:
                 error = from_rpc_error(rpc_error)
-            if not following.is_done and not self._is_closed:
+            except asyncio.CancelledError:
+                # gRPC's word, too, for a call that another task closed, or its client.
+                if _is_cancelled():
+                    raise
+                if calls.go_on:
+                    raise RequestCancelledError("the client was closed") from None
+            if calls.go_on:
                 await asyncio.sleep(following.wait_s_after(error, now_s=time.monotonic()))
+    finally:
+        calls.end()
 
-    def _open(self) -> Any:
-        call = self._following.next_call()
-        method = self._stub.Generate if isinstance(call, pb.GenerateRequest) else self._stub.Attach
-        return method(call, timeout=seconds_left(self._deadline_s), metadata=self._metadata)
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 class AsyncClient:

@@ -5,7 +5,8 @@
             print(delta.text, end="")
 
 A generation survives the loss of its gateway: it attaches again, at any gateway behind the address,
-from the position it had reached. Leaving a `with` around it, or closing it, cancels the request.
+from the position it had reached. Leaving a `with` around it, closing or forgetting it cancels the
+request.
 """
 
 import time
@@ -18,14 +19,13 @@ from typing import Any, Self, Unpack
 import grpc
 
 from kaiten.client.aio import AsyncClient, AsyncGeneration
+from kaiten.client.calls import Calls
 from kaiten.client.connection import (
     AT_ONCE,
     DEFAULT_ADDRESS,
     OPTIONS,
     RESUME_S,
     UNARY_S,
-    deadline_of,
-    seconds_left,
     with_key,
 )
 from kaiten.client.errors import ApiError, from_rpc_error
@@ -50,13 +50,9 @@ class Generation:
         timeout_s: float | None,
         metadata: Sequence[tuple[str, str]],
     ) -> None:
-        self._stub = stub
         self._following = following
-        self._metadata = metadata
-        self._rpc: Any = None
-        self._is_closed = False
-        self._steps = self._follow()
-        self._deadline_s = deadline_of(timeout_s)
+        self._calls = Calls(stub, following, timeout_s, metadata)
+        self._steps = _follow(self._calls)
 
     def __repr__(self) -> str:
         return f"Generation({self._following!r})"
@@ -80,9 +76,6 @@ class Generation:
     ) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        self.close()
-
     @property
     def request_id(self) -> str:
         return self._following.request_id
@@ -101,30 +94,26 @@ class Generation:
 
     def close(self) -> None:
         """Go away. The service cancels the request, unless it was told to keep it running."""
-        self._is_closed = True
-        if self._rpc is not None:
-            self._rpc.cancel()
+        self._calls.close()
         # From another thread the iteration may be under way; it ends by itself then.
         with suppress(ValueError):
             self._steps.close()
 
-    def _follow(self) -> Generator[Delta | None, None, None]:
-        following = self._following
-        while not following.is_done and not self._is_closed:
+
+def _follow(calls: Calls) -> Generator[Delta | None, None, None]:
+    following = calls.following
+    try:
+        while calls.go_on:
             error: ApiError | None = None
             try:
-                self._rpc = self._open()
-                for answer in self._rpc:
+                for answer in calls.next():
                     yield following.feed(answer.event)
             except grpc.RpcError as rpc_error:
                 error = from_rpc_error(rpc_error)
-            if not following.is_done and not self._is_closed:
+            if calls.go_on:
                 time.sleep(following.wait_s_after(error, now_s=time.monotonic()))
-
-    def _open(self) -> Any:
-        call = self._following.next_call()
-        method = self._stub.Generate if isinstance(call, pb.GenerateRequest) else self._stub.Attach
-        return method(call, timeout=seconds_left(self._deadline_s), metadata=self._metadata)
+    finally:
+        calls.end()
 
 
 class Client:

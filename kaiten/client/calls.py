@@ -1,0 +1,54 @@
+"""The calls that follow one request, one after another; of either client."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from kaiten.client.connection import deadline_of, seconds_left
+from kaiten.client.following import Following
+from kaiten.v1 import inference_service_pb2 as pb
+from kaiten.v1.inference_service_pb2_grpc import InferenceServiceStub
+
+
+class Calls:
+    """At most one is under way. It knows no generation: one that is forgotten ends at once."""
+
+    def __init__(
+        self,
+        stub: InferenceServiceStub,
+        following: Following,
+        timeout_s: float | None,
+        metadata: Sequence[tuple[str, str]],
+    ) -> None:
+        """InvalidRequestError: `timeout_s` is no time."""
+        self.following = following
+        self._stub = stub
+        self._metadata = metadata
+        self._deadline_s = deadline_of(timeout_s)
+        self._rpc: Any = None
+        self._is_closed = False
+
+    @property
+    def go_on(self) -> bool:
+        """The request has not ended, and somebody wants it."""
+        return not (self.following.is_done or self._is_closed)
+
+    def next(self) -> Any:
+        """The stream of the next call. DeadlineExceededError: no time is left for one."""
+        call = self.following.next_call()
+        method = self._stub.Generate if isinstance(call, pb.GenerateRequest) else self._stub.Attach
+        timeout_s = seconds_left(self._deadline_s)
+        self._rpc = method(call, timeout=timeout_s, metadata=self._metadata)
+        # By another thread, or the handler of a signal, while it was made.
+        if self._is_closed:
+            self._rpc.cancel()
+        return self._rpc
+
+    def end(self) -> None:
+        """Cancel the call that is under way, if one is."""
+        if self._rpc is not None:
+            self._rpc.cancel()
+
+    def close(self) -> None:
+        """The same, and make no other."""
+        self._is_closed = True
+        self.end()

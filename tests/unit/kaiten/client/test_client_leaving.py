@@ -1,0 +1,114 @@
+"""Who leaves in the middle, in whichever way, leaves nothing running behind."""
+
+import asyncio
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from kaiten.client import AsyncClient, AsyncGeneration, Client
+from kaiten.client.errors import InternalServerError, RequestCancelledError
+from tests.support.scripted_gateway import ScriptedGateway, accepted, delta
+
+WAIT_S = 60.0
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    """In a program with little garbage it may not come for minutes."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collector")
+async def test_a_generation_that_is_forgotten_is_cancelled_sync() -> None:
+    def read_one(client: Client) -> str:
+        for item in client.generate("hi"):
+            return item.text
+        return ""
+
+    async with ScriptedGateway([accepted(), delta(0, "a"), asyncio.Event()]) as gateway:
+        with Client(gateway.address) as client:
+            assert await asyncio.to_thread(read_one, client) == "a"
+            await asyncio.wait_for(gateway.left.wait(), WAIT_S)
+
+
+@pytest.mark.usefixtures("no_collector")
+async def test_a_generation_that_is_forgotten_is_cancelled_async() -> None:
+    script = [accepted(), delta(0, "a"), asyncio.Event()]
+    async with ScriptedGateway(script) as gateway, AsyncClient(gateway.address) as client:
+        async for _ in client.generate("hi"):
+            break
+        await asyncio.wait_for(gateway.left.wait(), WAIT_S)
+
+
+async def test_what_fails_here_goes_on_nowhere() -> None:
+    """Though the generation is kept, by a traceback for example."""
+    hole = [accepted(), delta(0, "a"), delta(5, "b"), asyncio.Event()]
+    async with ScriptedGateway(hole) as gateway, AsyncClient(gateway.address) as client:
+        generation = client.generate("hi")
+        with pytest.raises(InternalServerError):
+            await generation.result()
+        await asyncio.wait_for(gateway.left.wait(), WAIT_S)
+
+
+async def test_what_fails_here_goes_on_nowhere_sync() -> None:
+    hole = [accepted(), delta(0, "a"), delta(5, "b"), asyncio.Event()]
+    async with ScriptedGateway(hole) as gateway:
+        with Client(gateway.address) as client:
+            generation = client.generate("hi")
+            with pytest.raises(InternalServerError):
+                await asyncio.to_thread(lambda: generation.result)
+            await asyncio.wait_for(gateway.left.wait(), WAIT_S)
+
+
+async def reading(generation: AsyncGeneration) -> "asyncio.Task[list[str]]":
+    """Another task, which has read the first piece."""
+    has_begun = asyncio.Event()
+
+    async def read() -> list[str]:
+        texts = []
+        async for item in generation:
+            texts.append(item.text)
+            has_begun.set()
+        return texts
+
+    task = asyncio.create_task(read())
+    await asyncio.wait_for(has_begun.wait(), WAIT_S)
+    return task
+
+
+async def test_closing_from_another_task_ends_the_iteration() -> None:
+    """And not the task, which nobody has cancelled."""
+    standing = asyncio.Event()
+    script = [accepted(), delta(0, "a"), standing]
+    async with ScriptedGateway(script) as gateway, AsyncClient(gateway.address) as client:
+        generation = client.generate("hi")
+        task = await reading(generation)
+        await asyncio.wait_for(standing.wait(), WAIT_S)
+        await generation.close()
+        assert await asyncio.wait_for(task, WAIT_S) == ["a"]
+
+
+async def test_closing_the_client_is_told_to_who_reads() -> None:
+    standing = asyncio.Event()
+    async with ScriptedGateway([accepted(), delta(0, "a"), standing]) as gateway:
+        client = AsyncClient(gateway.address)
+        task = await reading(client.generate("hi"))
+        await asyncio.wait_for(standing.wait(), WAIT_S)
+        await client.close()
+        with pytest.raises(RequestCancelledError, match="the client was closed"):
+            await asyncio.wait_for(task, WAIT_S)
+
+
+async def test_a_task_that_is_cancelled_is_cancelled() -> None:
+    standing = asyncio.Event()
+    script = [accepted(), delta(0, "a"), standing]
+    async with ScriptedGateway(script) as gateway, AsyncClient(gateway.address) as client:
+        task = await reading(client.generate("hi"))
+        await asyncio.wait_for(standing.wait(), WAIT_S)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.wait_for(gateway.left.wait(), WAIT_S)
