@@ -138,7 +138,8 @@ class Server:
 
 
 def batch(url: str, tls: TLS | None, path: Path, *, api_key: str | None, cancels: bool) -> int:
-    """The exit code: 1 when a line has no answer."""
+    """The exit code: 1 when a line has no answer. `url`: also as SDKs of OpenAI's want it."""
+    url = url.rstrip("/").removesuffix("/v1")
     files = Files(Path(expanduser(path)))
     try:
         with closing(Server(url, api_key, tls)) as server:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import time
 from collections.abc import Sequence
 from numbers import Real
@@ -52,6 +53,14 @@ OPTIONS: Final = (
     ("grpc.min_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
+
+
+def check_process(pid: int) -> None:
+    """RuntimeError: a fork of the client's `pid` asks, where a call would wait for ever."""
+    if os.getpid() != pid:
+        raise RuntimeError(
+            "the client is of the process that this was forked from: make one of its own"
+        )
 
 
 def with_key(

@@ -98,6 +98,9 @@ KINDS: Final[dict[grpc.StatusCode, type[ApiError]]] = {
     grpc.StatusCode.PERMISSION_DENIED: UnauthenticatedError,
 }
 
+# gRPC's word, with the code of an overload: nobody has room for it later.
+TOO_LARGE: Final = "Received message larger than max"
+
 
 def from_rpc_error(error: grpc.RpcError) -> ApiError:
     """The typed error of a failed RPC, with what its google.rpc details say."""
@@ -117,6 +120,8 @@ def from_rpc_error(error: grpc.RpcError) -> ApiError:
             return CertificateError(problem)
         message = explained(message)
     kind = KINDS.get(error.code(), InternalServerError)
+    if TOO_LARGE in message:
+        kind, message = InvalidRequestError, f"too large for one message: {message}"
     return kind(
         message,
         retry_after_s=retry_after_s,

@@ -9,6 +9,7 @@ from the position it had reached. Leaving a `with` around it, closing or forgett
 request.
 """
 
+import os
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -26,6 +27,7 @@ from kaiten.client.connection import (
     OPTIONS,
     RESUME_S,
     UNARY_S,
+    check_process,
     with_key,
 )
 from kaiten.client.errors import ApiError, from_rpc_error
@@ -117,7 +119,10 @@ def _follow(calls: Calls) -> Generator[Delta | None, None, None]:
 
 
 class Client:
-    """A connection to a gateway, or to several behind one gRPC target. Safe to share by threads."""
+    """A connection to a gateway, or to several behind one gRPC target. Safe to share by threads.
+
+    Not by forks: those are told, and make one of their own.
+    """
 
     def __init__(
         self,
@@ -135,6 +140,7 @@ class Client:
         because too much is live is offered again so long, each time when the service says.
         `tls`: True trusts the system's authorities.
         """
+        self._pid = os.getpid()
         self._metadata = with_key(metadata, api_key)
         self._channel = channel(address, tls, OPTIONS)
         self._aio = partial(
@@ -222,8 +228,7 @@ class Client:
             return_token_ids=return_token_ids,
             keep_running=keep_running,
         )
-        following = Following(attach=call, resume_s=self._resume_s)
-        return Generation(self._inference, following, timeout_s, self._metadata)
+        return self._followed(Following(attach=call, resume_s=self._resume_s), timeout_s)
 
     def cancel(self, request_id: str) -> bool:
         """Stop a request. False when it had already ended."""
@@ -245,9 +250,14 @@ class Client:
         self, request: pb.GenerateRequest, options: GenerateOptions, overload_s: float
     ) -> Generation:
         following = Following(generate=request, resume_s=self._resume_s, overload_s=overload_s)
-        return Generation(self._inference, following, options.get("timeout_s"), self._metadata)
+        return self._followed(following, options.get("timeout_s"))
+
+    def _followed(self, following: Following, timeout_s: float | None) -> Generation:
+        check_process(self._pid)
+        return Generation(self._inference, following, timeout_s, self._metadata)
 
     def _call(self, method: Callable[..., Any], request: Any) -> Any:
+        check_process(self._pid)
         try:
             return method(request, timeout=UNARY_S, metadata=self._metadata)
         except grpc.RpcError as error:

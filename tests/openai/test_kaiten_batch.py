@@ -82,7 +82,8 @@ def test_a_line_that_is_wrong_is_told_and_the_others_are_answered(
     whole_stack: WholeStack, tmp_path: Path
 ) -> None:
     path = write(tmp_path / "lines.jsonl", [asked("The chef"), {"prompt": 1}], "no json")
-    code, said = run(whole_stack.door.http, path)
+    # As SDKs of OpenAI's have it.
+    code, said = run(f"{whole_stack.door.openai}/", path)
     assert code == 1
     assert "completed: 1 of 3 lines answered" in said
     assert "2 not answered, and why:" in said

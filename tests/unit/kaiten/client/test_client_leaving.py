@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -112,3 +113,12 @@ async def test_a_task_that_is_cancelled_is_cancelled() -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
         await asyncio.wait_for(gateway.left.wait(), WAIT_S)
+
+
+async def test_a_fork_is_told_to_make_a_client_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """gRPC's threads are not forked: a call would wait for them for ever, whatever its timeout."""
+    with Client("127.0.0.1:1") as client:
+        monkeypatch.setattr(os, "getpid", lambda: -1)
+        for use in (client.models, lambda: client.complete("hi"), lambda: client.wait("r")):
+            with pytest.raises(RuntimeError, match="is of the process that this was forked from"):
+                use()

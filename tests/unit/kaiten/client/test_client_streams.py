@@ -136,6 +136,14 @@ async def test_details_that_are_none_do_not_hide_the_error(complete: Complete) -
 
 
 @both
+async def test_more_than_a_message_holds_is_no_overload(complete: Complete) -> None:
+    """What gRPC calls exhausted has room at no other time."""
+    async with ScriptedGateway() as gateway:
+        with pytest.raises(InvalidRequestError, match="too large for one message"):
+            await complete(gateway.address, prompt="a" * (4 << 20))
+
+
+@both
 async def test_an_end_that_this_client_does_not_know_is_a_typed_error(complete: Complete) -> None:
     newer: Any = 99
     script = [accepted(), delta(0, "abc"), finished(3, reason=newer), done(3)]
