@@ -77,14 +77,15 @@ class SchedulerProcess:
 
     async def serve(self) -> None:
         while not self._is_draining:
+            reason = ""
             try:
                 await self._lead()
             except* (OutOfOrder, Unavailable) as group:
                 reason = "; ".join(str(error) for error in group.exceptions)
-                if not self._is_draining:
-                    log.warning("leadership.ended", reason=reason)
-                    await self._clock.sleep(STORE_RETRY_S)
-                    await self._connect()
+            if reason and not self._is_draining:
+                log.warning("leadership.ended", reason=reason)
+                await self._clock.sleep(STORE_RETRY_S)
+                await self._connect()
 
     async def drain(self) -> None:
         self._is_draining = True

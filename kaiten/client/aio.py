@@ -29,6 +29,7 @@ from kaiten.client.errors import (
 from kaiten.client.following import Following
 from kaiten.client.request import GenerateOptions, Input, request_from, request_of_many
 from kaiten.client.results import Completion, Delta, RequestStatus, status_from_proto
+from kaiten.error_groups import first_alone
 from kaiten.tls import TLS, aio_channel
 from kaiten.v1 import inference_service_pb2 as pb
 from kaiten.v1 import inference_service_pb2_grpc, model_service_pb2, model_service_pb2_grpc
@@ -203,12 +204,10 @@ class AsyncClient:
                 if on_done is not None:
                     on_done(done[index])
 
-        try:
+        with first_alone(Exception):
             async with asyncio.TaskGroup() as group:
                 for _ in range(at_once):
                     group.create_task(work())
-        except* Exception as errors:
-            raise errors.exceptions[0] from None
         return [done[index] for index in range(len(done))]
 
     async def submit(self, prompt: str | None = None, **options: Unpack[GenerateOptions]) -> str:

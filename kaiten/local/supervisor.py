@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from kaiten.error_groups import first_alone
 from kaiten.local.child import Child, ChildDied, ChildSpec, exit_text
 from kaiten.local.log_reading import cause_of, fix_of, last_words
 from kaiten.local.stack import Stack
@@ -94,24 +95,20 @@ class Supervisor:
     async def _live(self, on_ready: Callable[[Mapping[str, float]], Awaitable[None]]) -> None:
         """Start all, and keep each of them from when it was ready first."""
         took_s: dict[str, float] = {}
-        try:
+        with first_alone(StartError):
             async with asyncio.TaskGroup() as keepers:
                 for stage in self._stack.stages:
                     await self._start(stage, took_s, keepers)
                 await on_ready(took_s)
-        except* StartError as errors:
-            raise errors.exceptions[0] from None
 
     async def _start(
         self, stage: Sequence[ChildSpec], took_s: dict[str, float], keepers: asyncio.TaskGroup
     ) -> None:
-        try:
+        with first_alone(StartError):
             async with asyncio.TaskGroup() as group:
                 for spec in stage:
                     child = self._children[spec.name]
                     group.create_task(self._start_one(child, took_s, keepers))
-        except* StartError as errors:
-            raise errors.exceptions[0] from None
 
     async def _start_one(
         self, child: Child, took_s: dict[str, float], keepers: asyncio.TaskGroup

@@ -42,6 +42,17 @@ def test_house_rules(path: Path) -> None:
     assert not re.search(r"FIXME|XXX|\btime\.time\(", text)
 
 
+def test_nothing_leaves_an_except_star() -> None:
+    """Before Python 3.11.4, which Debian 12 has, it is put into a group again: who waits for that
+    kind of error, or for a cancel, does not see it."""
+    for path in sources():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.TryStar):
+                inside = [each for handler in node.handlers for each in ast.walk(handler)]
+                leaving = [each for each in inside if isinstance(each, ast.Raise | ast.Await)]
+                assert not leaving, f"{path}:{leaving[0].lineno}"
+
+
 CLOCKS = {"thread_time", "process_time", "perf_counter", "monotonic"}
 
 
