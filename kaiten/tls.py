@@ -17,11 +17,13 @@ Options: TypeAlias = Sequence[tuple[str, str | int]]
 
 # gRPC takes the proxy of HTTP_PROXY and its like for whatever NO_PROXY does not name.
 DIRECT: Final = (("grpc.enable_http_proxy", 0),)
-# Parts of what gRPC says, in order, and the sentence that it is for the user.
+ANOTHER_NAME: Final = "is for another name than the one the gateway was called by"
+# Parts of what gRPC or Python says, in order, and the sentence that it is for the user.
 CERTIFICATE_PROBLEMS: Final = (
     ("certificate has expired", "has expired"),
     ("certificate is not yet valid", "is not valid yet: is this machine's clock right?"),
-    ("Hostname Verification", "is for another name than the one the gateway was called by"),
+    ("Hostname Verification", ANOTHER_NAME),
+    ("certificate is not valid for", ANOTHER_NAME),
     (
         "CERTIFICATE_VERIFY_FAILED",
         "is of an authority that is not trusted here: name its file (--tls-ca, or TLS(ca=...))",
@@ -115,7 +117,7 @@ def aio_channel(address: str, tls: TLS | bool, options: Options = ()) -> "grpc.a
 
 
 def certificate_problem(details: str) -> str:
-    """A sentence, for what gRPC says of a connection whose certificate it refused; else empty."""
+    """A sentence, for what is said of a connection whose certificate was refused; else empty."""
     for part, sentence in CERTIFICATE_PROBLEMS:
         if part in details:
             return f"the gateway's certificate {sentence}"

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from kaiten.api_key import HOW_TO_GIVE
 from kaiten.console import console
-from kaiten.tls import TLS, verifier
+from kaiten.tls import TLS, certificate_problem, verifier
 from kaiten.waits import doubled_s
 
 # Between two looks: a batch tells nobody by itself.
@@ -124,6 +124,8 @@ class Server:
             try:
                 answer = self._http.request(method, path, **more)
             except httpx.HTTPError as error:
+                if untrusted := certificate_problem(str(error)):
+                    raise BatchError(untrusted) from error
                 problem = f"{self._http.base_url} does not answer: {error or type(error).__name__}"
                 if not self._has_answered:
                     raise BatchError(f"{problem}\n{START_ONE}") from error

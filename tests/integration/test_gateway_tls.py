@@ -4,7 +4,7 @@ import asyncio
 import socket
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,10 @@ import httpx
 import pytest
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
+from kaiten.cli.batch import BatchError, Server
 from kaiten.client import TLS, AsyncClient, CertificateError, Client, UnavailableError
 from kaiten.local.health import state_of
-from service_kit.tls import TlsFiles
+from service_kit.tls import Expiry, TlsFiles
 from tests.support.answers import until as eventually
 from tests.support.gateway_stack import MODEL, WAIT_S, Stack, running_stack, until
 from tests.support.tls_files import EXPIRED, Authority, renew, settings_of
@@ -64,6 +65,18 @@ async def get(stack: Stack, tls: TLS) -> int:
         return (await http.get(f"{https_url(stack)}/v1/models")).status_code
 
 
+async def batch_refuses(stack: Stack, tls: TLS) -> str:
+    """What `kaiten batch` says of it."""
+
+    def refusal() -> str:
+        server = Server(https_url(stack), None, tls)
+        with closing(server), pytest.raises(BatchError) as caught:
+            server.ask("GET", "/v1/models")
+        return str(caught.value)
+
+    return await asyncio.to_thread(refusal)
+
+
 async def test_every_client_speaks_it(stack: Stack, authority: Authority) -> None:
     tls = authority.trusting()
     assert await complete(stack, tls) == "hello"
@@ -92,6 +105,7 @@ async def test_who_is_not_trusted_is_told_of_with_a_sentence(
         await complete(stack, True)
     with pytest.raises(httpx.ConnectError, match="certificate verify failed"):
         await get(stack, other)
+    assert "certificate is of an authority that is not" in await batch_refuses(stack, other)
     # The gateway's own certificate may be trusted as such.
     assert await complete(stack, TLS(ca=files.cert)) == "hello"
     assert await get(stack, TLS(ca=files.cert)) == 200
@@ -106,15 +120,17 @@ async def test_a_certificate_that_is_not_right_is_refused_by_clients(
     """No server starts with one that has expired; one that runs may come to have it."""
     wrong = authority.issue(*names, **({} if names else EXPIRED))
     service = stack.gateway.service
+    past = Expiry("--tls-cert", files.cert, EXPIRED["not_before"])
     assert service._tls is not None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("service_kit.tls._check_pair", lambda *_: EXPIRED["not_before"])
+        patch.setattr("service_kit.tls._check_pair", lambda *_: past)
         renew(files, wrong)
         await service._tls.look()
     with pytest.raises(CertificateError, match=f"gateway's certificate {says}"):
         await complete(stack, authority.trusting())
     with pytest.raises(httpx.ConnectError, match="certificate verify failed"):
         await get(stack, authority.trusting())
+    assert f"certificate {says}" in await batch_refuses(stack, authority.trusting())
     assert says in await state_of(grpc_address(stack), tls=authority.trusting())
 
 
