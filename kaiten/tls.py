@@ -33,6 +33,7 @@ CERTIFICATE_PROBLEMS: Final = (
 # The server ended a connection that had only begun: what it does to whoever it does not let in.
 NOT_CONNECTED: Final = ("failed to connect to all addresses", "connections to all backends failing")
 HTTP_1: Final = "Trying to connect an http1.x server"
+HTTP_1_HINT: Final = "this port speaks HTTP/1; the gRPC API has one of its own (50051 by default)"
 TURNED_AWAY: Final = "Socket closed"
 TURNED_AWAY_HINT: Final = (
     "the connection was ended at once: it may speak TLS only (--tls, or tls=True), or want a"
@@ -127,7 +128,7 @@ def certificate_problem(details: str) -> str:
 def explained(details: str) -> str:
     """What gRPC says, and what may be behind it where it does not know."""
     if HTTP_1 in details:
-        return "this port speaks HTTP/1; the gRPC API has one of its own (50051 by default)"
+        return HTTP_1_HINT
     if TURNED_AWAY in details and details.startswith(NOT_CONNECTED):
         return f"{details}; {TURNED_AWAY_HINT}"
     return details

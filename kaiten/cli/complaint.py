@@ -12,7 +12,9 @@ from kaiten.client.errors import (
     UnavailableError,
 )
 from kaiten.console import console
+from kaiten.tls import HTTP_1_HINT, TURNED_AWAY_HINT
 
+SOMEBODY_IS_THERE: Final = (HTTP_1_HINT, TURNED_AWAY_HINT)
 # A person is watching: say quickly that nobody answers.
 RESUME_S: Final = 5.0
 
@@ -23,7 +25,7 @@ def complain(error: ApiError, address: str) -> int:
     is_away = isinstance(error, UnavailableError)
     if isinstance(error, DeadlineExceededError) or (is_away and error.is_of_service):
         text.append(f"\nwhat it says of itself: kaiten healthcheck {address.partition(',')[0]}")
-    elif is_away:
+    elif is_away and not str(error).endswith(SOMEBODY_IS_THERE):
         text.append(f"\nis a gateway listening on {address}? start one with: kaiten serve")
     elif isinstance(error, UnauthenticatedError):
         text.append(f"\n{HOW_TO_GIVE}")

@@ -11,6 +11,8 @@ from kaiten.v1.timeline_pb2 import ChoiceTimeline, TimelineInterval, TimelinePha
 from service_kit.errors import Unavailable
 from service_kit.grpc_errors import trailers_of
 
+BROKEN = "connections to all backends failing"
+
 
 def explained(*phases: TimelinePhase) -> ExplainResponse:
     intervals = [TimelineInterval(phase=phase) for phase in phases]
@@ -34,6 +36,18 @@ def test_a_gateway_that_answered_is_not_asked_whether_it_is_there(
         assert "it does not" in said
         assert hint in said
         assert said.count("here:1") == 1
+
+
+@pytest.mark.parametrize(
+    "what", ["Trying to connect an http1.x server", f"{BROKEN}: Socket closed"]
+)
+def test_who_answers_in_another_way_is_there(what: str, capsys: pytest.CaptureFixture[str]) -> None:
+    none = grpc.aio.Metadata()
+    error = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, none, none, what)
+    assert complain(from_rpc_error(error), "here:1") == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert "50051 by default" in said or "may speak TLS only" in said
+    assert "is a gateway listening" not in said
 
 
 def test_who_waited_under_a_dead_leader_is_sent_to_the_archive() -> None:
