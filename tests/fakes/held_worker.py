@@ -3,12 +3,13 @@
     python -m tests.fakes.held_worker --model FOLDER --lock FILE --held-from 40
 
 A step that samples output position 40 or a later one waits while another process has an exclusive
-`flock` of the file. That takes no processor time, and answers nobody.
+`flock` of the file (`held`). That takes no processor time, and answers nobody.
 """
 
 import fcntl
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +22,14 @@ from gpu_worker.service.process import WorkerProcess
 from gpu_worker.settings import WorkerSettings
 from service_kit import lifecycle, logs
 from service_kit.settings import load as load_settings
+
+
+@contextmanager
+def held(lock: Path) -> Iterator[None]:
+    """Workers that were told of this file are held in the block, however long that takes."""
+    with lock.open("a") as ours:
+        fcntl.flock(ours, fcntl.LOCK_EX)
+        yield
 
 
 class HeldSettings(WorkerSettings):
@@ -43,7 +52,7 @@ class HeldDevice:
 
     def execute(self, step: StepInputs) -> StepSamples:
         if (step.sampling.position >= self._held_from).any():
-            with self._lock.open() as lock:
+            with self._lock.open("a") as lock:
                 fcntl.flock(lock, fcntl.LOCK_SH)
         return self._device.execute(step)
 

@@ -9,19 +9,23 @@ from typing import Any
 from openai import AsyncOpenAI, OpenAIError
 
 from kaiten.mini import CHECKPOINT
+from tests.fakes.held_worker import held
 from tests.support.answers import WAIT_S, until
 from tests.support.cluster import Cluster
 from tests.support.doors import add_door, is_ready
-from tests.support.processes import WORKER, ServiceProcess
+from tests.support.processes import HELD_WORKER, ServiceProcess
 from tests.support.store_server import StoreServer
 
 LINES = 40
+# Some lines end before the worker is held, the others do not while it is.
+SHORT, HELD_FROM, LONG = 8, 20, 40
 ENDPOINT: Any = "/v1/completions"
 
 
 def body(number: int) -> dict[str, Any]:
-    prompt = f"The chef looks at seat {number % 10} and"
-    return {"model": "mini", "prompt": prompt, "max_tokens": 40, "seed": number % 10, "n": 1}
+    kind = number % 10
+    prompt, tokens = f"The chef looks at seat {kind} and", SHORT if kind < 3 else LONG
+    return {"model": "mini", "prompt": prompt, "max_tokens": tokens, "seed": kind, "n": 1}
 
 
 def lines(count: int) -> bytes:
@@ -41,7 +45,9 @@ async def answered_once(folder: Path, count: int, *, timeout_s: float = WAIT_S) 
     async with Cluster(folder, workers=0) as cluster:
         flags: dict[str, object] = {"model": CHECKPOINT, "slots": 4, "threads": 1}
         flags |= {"kv_blocks": 256, "step_tokens": 512}
-        worker = cluster.add_worker(flags, WORKER)
+        lock = folder / "lock"
+        flags |= {"lock": lock, "held_from": HELD_FROM}
+        worker = cluster.add_worker(flags, HELD_WORKER)
         (first, address), (second, other) = add_door(cluster), add_door(cluster)
         for process in (worker, first, second):
             process.start()
@@ -52,13 +58,14 @@ async def answered_once(folder: Path, count: int, *, timeout_s: float = WAIT_S) 
             asked = [client.completions.create(**body(number)) for number in range(10)]
             undisturbed = [each.choices[0].text for each in await asyncio.gather(*asked)]
             file = await client.files.create(file=("lines", lines(count)), purpose="batch")
-            batch = await client.batches.create(
-                input_file_id=file.id, endpoint=ENDPOINT, completion_window="24h"
-            )
-            await until(partial(_has_some, client, batch.id), "lines are answered")
+            with held(lock):
+                batch = await client.batches.create(
+                    input_file_id=file.id, endpoint=ENDPOINT, completion_window="24h"
+                )
+                await until(partial(_has_some, client, batch.id), "lines are answered")
+                for process in (worker, first, second):
+                    process.kill()
             # Without its worker it cannot end, and waits for the others to die and come back.
-            for process in (worker, first, second):
-                process.kill()
             mortals: list[ServiceProcess | StoreServer] = [
                 first, second, cluster.schedulers[0], cluster.store,
             ]  # fmt: skip

@@ -8,10 +8,11 @@ from typing import Any
 from openai import AsyncOpenAI, OpenAIError
 
 from kaiten.mini import CHECKPOINT
+from tests.fakes.held_worker import held
 from tests.support.answers import until
 from tests.support.cluster import Cluster
 from tests.support.doors import add_door, is_ready
-from tests.support.processes import WORKER, ServiceProcess
+from tests.support.processes import HELD_WORKER, ServiceProcess
 from tests.support.store_server import StoreServer
 
 ASKED: Any = {
@@ -27,9 +28,11 @@ ASKED: Any = {
 
 async def test_it_is_retrieved_whole_and_equal(tmp_path: Path) -> None:
     async with Cluster(tmp_path, workers=0) as cluster:
-        flags = {"model": CHECKPOINT, "slots": 4, "threads": 1}
+        flags: dict[str, object] = {"model": CHECKPOINT, "slots": 4, "threads": 1}
         flags |= {"kv_blocks": 256, "step_tokens": 512}
-        worker = cluster.add_worker(flags, WORKER)
+        lock = tmp_path / "lock"
+        flags |= {"lock": lock, "held_from": 20}
+        worker = cluster.add_worker(flags, HELD_WORKER)
         gateway, address = add_door(cluster)
         for process in (worker, gateway):
             process.start()
@@ -38,9 +41,10 @@ async def test_it_is_retrieved_whole_and_equal(tmp_path: Path) -> None:
             base_url=f"http://{address}/v1", api_key="any", max_retries=0
         ) as client:
             talk = await client.conversations.create()
-            response = await client.responses.create(**ASKED, conversation=talk.id)
+            with held(lock):
+                response = await client.responses.create(**ASKED, conversation=talk.id)
+                worker.kill()
             # Without its worker it cannot end, and waits for the others to die and come back.
-            worker.kill()
             mortals: list[ServiceProcess | StoreServer] = [
                 gateway, cluster.schedulers[0], cluster.store,
             ]  # fmt: skip

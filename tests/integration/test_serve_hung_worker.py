@@ -5,9 +5,6 @@ again, and the streams go on where they were.
 """
 
 import asyncio
-import fcntl
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +17,7 @@ from kaiten.local.model_source import resolve
 from kaiten.local.part_options import WorkerOptions
 from kaiten.local.stack import ServeOptions, Stack, planned_stack
 from kaiten.local.supervisor import Supervisor
+from tests.fakes.held_worker import held
 from tests.support.answers import until
 from tests.support.served import WAIT_S
 
@@ -51,19 +49,12 @@ def with_held_worker(stack: Stack, lock: Path) -> Stack:
     ours, theirs = services.command("gpu_worker"), services.command("tests.fakes.held_worker")
     flags = ("--lock", str(lock), "--held-from", str(HELD_FROM), "--hung-s", str(HUNG_S))
 
-    def held(spec: ChildSpec) -> ChildSpec:
+    def told(spec: ChildSpec) -> ChildSpec:
         if spec.name != "worker-0":
             return spec
         return replace(spec, command=(*theirs, *spec.command[len(ours) :], *flags))
 
-    return replace(stack, stages=tuple(tuple(map(held, stage)) for stage in stack.stages))
-
-
-@contextmanager
-def held(lock: Path) -> Iterator[None]:
-    with lock.open() as ours:
-        fcntl.flock(ours, fcntl.LOCK_EX)
-        yield
+    return replace(stack, stages=tuple(tuple(map(told, stage)) for stage in stack.stages))
 
 
 async def streams(address: str) -> list[Completion]:
@@ -84,7 +75,6 @@ async def streams(address: str) -> list[Completion]:
 
 async def test_a_step_that_hangs_is_told_ended_and_not_seen_by_clients(tmp_path: Path) -> None:
     lock, told, is_ready = tmp_path / "lock", Told(), asyncio.Event()
-    lock.touch()
     small = WorkerOptions(dtype="fp32", threads=1, step_tokens=512)
     options = ServeOptions(
         model=resolve(None), data_dir=tmp_path, grpc_port=0, http_port=0, worker=small

@@ -26,6 +26,7 @@ GATEWAY = "gateway.main"
 WORKER = "gpu_worker.main"
 MOCK_WORKER = "tests.fakes.mock_worker"
 AHEAD_WORKER = "tests.fakes.ahead_worker"
+HELD_WORKER = "tests.fakes.held_worker"
 
 # What the fork server imports, before the first start.
 PRELOADED = ["tests.support.preload"]
