@@ -1,12 +1,10 @@
 """The store dies, freezes, is flushed, or comes last: streams pause, and go on or start anew."""
 
 import asyncio
-from itertools import pairwise
 from pathlib import Path
 
 from kaiten.v1.common_pb2 import FINISH_REASON_LENGTH
 from ledger import StoreLost
-from scheduler_svc.leader_session import TICK_S_MAX
 from tests.support.answers import Answer, until
 from tests.support.cluster import Cluster
 
@@ -77,17 +75,16 @@ async def test_a_frozen_store_pauses_everybody(tmp_path: Path) -> None:
 
 
 async def test_planning_held_back_by_the_store_goes_on_with_its_answer(tmp_path: Path) -> None:
-    """Not with the next tick: every step would then take as long as that."""
-    tokens = 100
-    scheduler_flags = {"uncommitted_steps_max": 1, "lease_steps_max": 1}
+    """Not with the next tick, or whatever else happens: here nothing does."""
+    scheduler_flags = {"uncommitted_steps_max": 1, "lease_steps_max": 1, "lease_ttl_s": 600}
     async with Cluster(
-        tmp_path, scheduler_flags=scheduler_flags, worker_flags={"step_ms": 1}
+        tmp_path,
+        scheduler_flags=scheduler_flags,
+        scheduler_module="tests.support.rare_ticks",
+        worker_flags={"step_ms": 1},
     ) as cluster:
-        answer = await cluster.submit(max_tokens=tokens)
+        answer = await cluster.submit(max_tokens=40)
         await cluster.all_done()
-        gaps_s = sorted(after - before for before, after in pairwise(answer.heard_s))
-        # Some may; a busy machine holds up others, and those that are read together have no gap.
-        assert gaps_s[len(gaps_s) // 2] < TICK_S_MAX / 2
         assert_all_gold([answer])
 
 
