@@ -111,7 +111,8 @@ def test_mistakes_are_one_sentence(here: Bench) -> None:
     for words, code, says in (
         (("127.0.0.1:9",), 1, "cannot start: 127.0.0.1:9"),
         (("http://127.0.0.1:9",), 1, "start one with: kaiten serve"),
-        (("no.such.host",), 1, "lookup"),  # brackets of a message are no markup
+        # A name that is none, which no resolver is asked for. Brackets of a message are no markup.
+        (("a..b",), 1, "[field:hostname lookup"),
         (("127.0.0.1:9", "--workload", "rugged"), 2, "no such file, and no law"),
         (("127.0.0.1:9", "--arrivals", "poisson:x"), 2, "needs positive numbers"),
         (("compare", "127.0.0.1:9", "127.0.0.1:9", "--repeats", "0"), 2, "at least 1, got 0"),
