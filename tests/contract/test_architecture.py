@@ -54,7 +54,7 @@ ROOMS = {
         ("bench",),
         ("client", "local"),
         ("api_key", "console", "mini", "public_tls", "start_error", "tls_options", "waits"),
-        ("loop_thread", "tls"),
+        ("error_groups", "loop_thread", "tls"),
         ("v1",),
     ],
     "kernels": [
