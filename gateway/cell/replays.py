@@ -162,7 +162,7 @@ def _keep(kept: OrderedDict[K, V], key: K, value: V) -> None:
 
 def not_found(ledger_ids: Sequence[str], why: str) -> NotFound:
     name = ledger_ids[0].partition(":")[2]
-    return NotFound(f"request {name!r} (live, or ended of late)", why)
+    return NotFound(f"request {name!r}", f"it does not live and did not end of late, {why}")
 
 
 def _fill(choices: Sequence[ChoiceTimeline], archived: Sequence[ChoiceTimeline]) -> None:

@@ -26,7 +26,9 @@ def complain(error: ApiError, address: str) -> int:
     if isinstance(error, DeadlineExceededError) or (is_away and error.is_of_service):
         text.append(f"\nwhat it says of itself: kaiten healthcheck {address.partition(',')[0]}")
     elif is_away and not str(error).endswith(SOMEBODY_IS_THERE):
-        text.append(f"\nis a gateway listening on {address}? start one with: kaiten serve")
+        asked = f"is a gateway listening on {address}? start one with: kaiten serve"
+        bare = f"no port was given, and 443 was asked; kaiten serve has 50051: {address}:50051"
+        text.append(f"\n{asked if ':' in address else bare}")
     elif isinstance(error, UnauthenticatedError):
         text.append(f"\n{HOW_TO_GIVE}")
     elif error.retry_after_s is not None:

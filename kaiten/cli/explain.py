@@ -73,7 +73,7 @@ def explain(
     except NotFoundError as error:
         code = complain(error, address)
         hint = from_archive(request_id, tenant)
-        sys.stderr.write(f"of long ago, or of a dead leader: {hint}\n")
+        sys.stderr.write(f"an archive that was not asked may know of it: {hint}\n")
         return code
     except ApiError as error:
         return complain(error, address)
@@ -120,6 +120,9 @@ def explain_archived(
     they are, all else is an address. `until`: the newest of this id that was accepted before.
     """
     packages.require("scheduler")
+    if missing := next((each for each in archives if _is_missing(each)), None):
+        sys.stderr.write(f"{missing}: no such folder\n")
+        return 2
     flags = [] if api_key_file is None else ["--api-key-file", str(api_key_file)]
     flags += ["--until", until] if until else []
     done = _replayed(archives, request_id, tenant, flags)
@@ -128,6 +131,11 @@ def explain_archived(
     if done.returncode == 0:
         _show(request_id, Parse(done.stdout, ExplainResponse()), as_json=as_json)
     return done.returncode
+
+
+def _is_missing(archive: str) -> bool:
+    """An address has a port, or begins with unix:."""
+    return ":" not in archive and not Path(archive).is_dir()
 
 
 def _replayed(
@@ -243,7 +251,8 @@ def _words(interval: TimelineInterval) -> Iterator[str]:
 def _of_prompt(interval: TimelineInterval) -> Iterator[str]:
     if interval.chunk_tokens:
         chunks = interval.chunk_tokens
-        yield f"{sum(chunks)} tokens in {len(chunks)} chunk{'s' * (len(chunks) > 1)}"
+        tokens = f"{sum(chunks)} token{'s' * (sum(chunks) != 1)}"
+        yield f"{tokens} in {len(chunks)} chunk{'s' * (len(chunks) > 1)}"
     if interval.num_cached_tokens:
         yield f"{interval.num_cached_tokens} tokens were cached"
     if interval.num_blocks:

@@ -138,5 +138,5 @@ def test_of_a_request_that_nobody_knows_nothing_is_told(
         main(["explain", "nobody", "--address", door.grpc])
     assert ended.value.code == 1
     said = capsys.readouterr().err
-    assert "'nobody' (live, or ended of late) not found" in said
+    assert "request 'nobody' not found: it does not live and did not end of late" in said
     assert "kaiten explain nobody --archive .kaiten" in said

@@ -77,7 +77,7 @@ function showQueue(story, frame, isArchive, waiting) {
 function showRunning(story, frame, workerId, isArchive) {
   const running = isArchive ? [] : [...(frame?.sequences.values() || [])].filter((one) => one.place?.state === "running" && one.place.worker_id === workerId)
     .sort((one, other) => one.place.slot - other.place.slot);
-  $("running-note").textContent = isArchive ? "" : `${running.length} sequences`;
+  $("running-note").textContent = isArchive ? "" : `${running.length} sequence${running.length === 1 ? "" : "s"}`;
   const shown = running.slice(0, ROWS_SHOWN).map((one) => [one, one.counts?.computed_tokens ?? 0, one.counts?.tokens ?? 0, one.identity?.tokens_max ?? 0,
     (one.blocks || []).reduce((sum, table) => sum + table.filter((block) => block >= 0).length, 0)]);
   fill($("running"), () => shown.map(([one, , tokens, most, blocks]) => element("tr", {}, requestCell(story, one.sequence_id, one), cell(one.place.slot, true),

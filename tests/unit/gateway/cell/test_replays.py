@@ -136,8 +136,8 @@ async def test_what_nobody_knows_is_not_found_with_the_reason(caller: Caller, wh
     async with played() as (_, explainer, _):
         with pytest.raises(NotFound) as missing:
             await explainer.timelines(["acme:cmpl-mine", "acme:mine"], caller)
-        assert missing.value.what == "request 'mine' (live, or ended of late)"
-        assert missing.value.why == why
+        assert missing.value.what == "request 'mine'"
+        assert missing.value.why == f"it does not live and did not end of late, {why}"
 
 
 async def test_the_beginning_of_what_lives_is_replayed_once() -> None:

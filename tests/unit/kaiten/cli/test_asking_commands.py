@@ -34,6 +34,14 @@ def test_generate_without_a_gateway_says_how_to_start_one(
     assert "start one with: kaiten serve" in said
 
 
+def test_an_archive_that_is_not_there_is_no_address(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = tmp_path / "nowhere"
+    code, said = here(capsys, "explain", "some", "--archive", str(where))
+    assert (code, said.strip()) == (2, f"{where}: no such folder")
+
+
 async def run_beside(
     gateway: ScriptedGateway, *arguments: str, stdin: str = "", **environment: str
 ) -> tuple[int, str]:

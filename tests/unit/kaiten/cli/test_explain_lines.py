@@ -38,6 +38,15 @@ def test_a_gateway_that_answered_is_not_asked_whether_it_is_there(
         assert said.count("here:1") == 1
 
 
+def test_who_gave_no_port_is_told_so(capsys: pytest.CaptureFixture[str]) -> None:
+    """gRPC asks for that of https."""
+    none = grpc.aio.Metadata()
+    error = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, none, none, "nobody at here:443")
+    assert complain(from_rpc_error(error), "here") == 1
+    said = capsys.readouterr().err
+    assert "no port was given, and 443 was asked; kaiten serve has 50051: here:50051" in said
+
+
 @pytest.mark.parametrize(
     "what", ["Trying to connect an http1.x server", f"{BROKEN}: Socket closed"]
 )
