@@ -91,5 +91,7 @@ def _lock_file(data_dir: Path) -> io.FileIO:
                 f"free some, or {fix}",
             )
         return (data_dir / "lock").open("ab+", buffering=0)
+    except FileExistsError:
+        raise StartError(f"{data_dir} is no folder", fix) from None
     except OSError as error:
         raise StartError(f"cannot write to {data_dir}: {error.strerror}", fix) from error
