@@ -78,7 +78,7 @@ class SamplingBody(RequestBody):
     """As in vLLM: what the whole output must be. Needs a token that ends it, and no min_tokens."""
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
-    service_tier: Literal["auto", "default", "flex", "priority", "scale"] | None = None
+    service_tier: Literal["auto", "default", "fast", "flex", "priority", "scale"] | None = None
     """flex: behind all others, and giving way to them, as lines of batches do. No other changes
     anything."""
     prompt_cache_options: PromptCacheOptions | None = None

@@ -121,6 +121,26 @@ def test_pages_are_turned_while_what_was_on_them_is_deleted(
     assert len(items_of(client, talk.id)) == (7 // (kept + 1) if kept else 0)
 
 
+def test_a_response_answers_what_is_there_already(client: OpenAI) -> None:
+    """Its client has added the question, and has no other one."""
+    id = client.conversations.create(items=[{"role": "user", "content": "The chef"}]).id
+    asked: Any = {"model": MODEL, "conversation": id}
+    counted = client.responses.input_tokens.count(**asked)
+    response = client.responses.create(**asked, max_output_tokens=4, temperature=0)
+    assert response.usage is not None
+    assert response.usage.input_tokens == counted.input_tokens > 0
+    assert [item.id for item in items_of(client, id)][1:] == [response.output[0].id]
+    alike = client.responses.create(
+        model=MODEL, input="The chef", max_output_tokens=4, temperature=0, service_tier="fast"
+    )
+    assert response.output_text == alike.output_text
+    again = client.responses.create(model=MODEL, previous_response_id=alike.id, max_output_tokens=2)
+    assert again.usage is not None
+    assert again.usage.input_tokens > counted.input_tokens
+    with pytest.raises(BadRequestError, match="input: must hold at least one message"):
+        client.responses.create(model=MODEL)
+
+
 def test_a_response_goes_on_with_it_and_becomes_a_part_of_it(client: OpenAI) -> None:
     id = client.conversations.create().id
     assert items_of(client, id) == []

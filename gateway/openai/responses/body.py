@@ -262,8 +262,9 @@ class ResponseBody(SamplingBody):
         "response_format": "here it is text.format",
     }
 
-    input: str | Annotated[list[GivenItem], FAIL_FAST]
-    """A user's text, or turns that the model's chat template takes."""
+    input: str | Annotated[list[GivenItem], FAIL_FAST] | None = None
+    """A user's text, or turns that the model's chat template takes. May be left out where there is
+    something else to answer: a conversation, an earlier response, instructions."""
     instructions: str | None = None
     """A system message before all others. Of `previous_response_id` they are not taken over."""
     previous_response_id: str | None = None
@@ -383,7 +384,7 @@ class ResponseBody(SamplingBody):
 
     def references(self) -> list[tuple[int, str]]:
         """Items of `input` that say only an id: where, and which."""
-        given = enumerate(() if isinstance(self.input, str) else self.input)
+        given = enumerate(() if isinstance(self.input, str) else self.input or ())
         return [(index, item.id) for index, item in given if isinstance(item, ItemReference)]
 
     def turns(self, referenced: Mapping[str, InputItem]) -> list[Message]:
@@ -391,7 +392,7 @@ class ResponseBody(SamplingBody):
         if isinstance(self.input, str):
             return [Message(role="user", content=self.input, place="input")]
         turns: list[Message] = []
-        for index, given in enumerate(self.input):
+        for index, given in enumerate(self.input or ()):
             item = referenced[given.id] if isinstance(given, ItemReference) else given
             item.added_to(turns, f"input.{index}")
         return turns
