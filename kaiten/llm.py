@@ -17,7 +17,7 @@ from kaiten.cli import packages
 from kaiten.cli.display import TerminalDisplay
 from kaiten.cli.keygen import mint
 from kaiten.client.aio import AsyncClient
-from kaiten.client.errors import UnavailableError
+from kaiten.client.errors import InvalidRequestError, UnavailableError
 from kaiten.client.request import GenerateOptions, Input
 from kaiten.client.results import Completion
 from kaiten.console import console
@@ -124,9 +124,15 @@ class LLM:
         **options: Unpack[GenerateOptions],
     ) -> list[Completion]:
         """Answer each conversation, a list of messages with `role` and `content`; as `generate`."""
-        asked: list[Any] = list(conversations)
-        is_one = bool(asked) and isinstance(asked[0], Mapping)
-        return self._complete([asked] if is_one else asked, options)
+        given: Any = conversations
+        asked = [given] if isinstance(given, str) else list(given)
+        if asked and isinstance(asked[0], Mapping):
+            asked = [asked]
+        for talk in asked:
+            if not (talk and all(isinstance(message, Mapping) for message in talk)):
+                rule = "a conversation must be messages, each with role and content"
+                raise InvalidRequestError(f"{rule}, got {talk!r:.80}", fields=("conversations",))
+        return self._complete(asked, options)
 
     def _complete(self, prompts: Iterable[Input], options: GenerateOptions) -> list[Completion]:
         asked = list(prompts)

@@ -77,6 +77,13 @@ def test_one_conversation_or_several(llm: LLM) -> None:
     assert one.text.strip()
 
 
+@pytest.mark.parametrize("asked", ["hello", ["hello"], [[1, 2]], [{"role": "user"}, "hello"], [[]]])
+def test_a_text_is_no_conversation(asked: Any, llm: LLM) -> None:
+    """Its letters would be answered one by one, as the beginnings of texts."""
+    with pytest.raises(InvalidRequestError, match="each with role and content"):
+        llm.chat(asked)
+
+
 def test_a_wrong_option_is_said_and_harms_nobody(llm: LLM) -> None:
     with pytest.raises(InvalidRequestError, match=r"temperature: must be a number in \[0, 2\]"):
         llm.generate(PROMPTS, temperature=-1)
