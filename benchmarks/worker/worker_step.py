@@ -186,7 +186,7 @@ class Bench:
 
     def _sampling(self, count: int) -> Callable[[], object]:
         logits = torch.randn(count, self.config.vocab_size)
-        columns = self.rows._sampling(np.arange(count))
+        columns = self.rows._sampling(np.arange(count), np.ones(count, np.int64))
         names = [field.name for field in dataclasses.fields(SamplingTensors)]
         params = SamplingTensors(**{n: torch.from_numpy(getattr(columns, n)) for n in names})
         return lambda: sample(logits, params)

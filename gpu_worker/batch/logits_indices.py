@@ -1,7 +1,8 @@
 """Which tokens of a step have logits that anybody wants: the last layer computes no others.
 
-Of a row that samples its last token, of a row that wants prompt logprobs all from the first wanted
-one on: so of each row its last few, and how many follows from the row alone.
+Of a row that samples its last token and those guessed behind it, of a row that wants prompt
+logprobs all from the first wanted one on: so of each row its last few, and how many follows from
+the row alone.
 
     tokens of the step    |0 1 2 3|4|5 6 7|          three rows, of which the first is in mid-prompt
     logits of                      4     7           K = 2, starts 0 0 1 2
@@ -30,8 +31,7 @@ class LogitsIndices:
 
 
 def logits_indices(step: StepInputs) -> LogitsIndices:
-    counts = np.zeros(step.row_count, np.int64)
-    counts[step.sampled_rows] = 1
+    counts = np.bincount(step.sampled_rows, minlength=step.row_count)
     prompt, ends = np.zeros(0, np.int64), step.query_starts[1:].astype(np.int64)
     if (wanted := step.prompt_logprobs) is not None:
         prompt = ends[wanted.rows] - wanted.computed
@@ -45,6 +45,6 @@ def logits_indices(step: StepInputs) -> LogitsIndices:
         before_end=starts[rows + 1] - np.arange(len(rows)),
         starts=starts.astype(np.int32),
         row_max=int(counts.max(initial=0)),
-        sampled=starts[step.sampled_rows + 1] - 1,
+        sampled=starts[step.sampled_rows + 1] - ends[step.sampled_rows] + step.sampled_tokens,
         prompt=prompt,
     )

@@ -39,6 +39,8 @@ class RowLimits:
     # To which the layers of each group attend; None: to everything.
     windows: tuple[int | None, ...] = (None,)
     reads_grammars: bool = False
+    # That a step gives a row at most; more than one where tokens are guessed.
+    slot_tokens: int = 1
 
     @property
     def blocks_per_row(self) -> int:
@@ -119,6 +121,11 @@ def validate_plan(
         1 <= plan.lease_steps <= LEASE_STEPS_MAX,
         f"a lease is of 1 to {LEASE_STEPS_MAX} steps, not {plan.lease_steps}",
     )
+    require(
+        1 <= plan.slot_tokens_most <= limits.slot_tokens,
+        f"slot_tokens_most: a step gives a row 1 to {limits.slot_tokens} tokens, not "
+        f"{plan.slot_tokens_most}",
+    )
     after = columns.copy()
     _leave(after, plan, limits)
     _join(after, plan, limits)
@@ -129,7 +136,7 @@ def validate_plan(
     _check_copies(plan, limits)
     counts = _first_counts(after, plan, limits)
     _check_budget(counts, limits)
-    _check_lease(after, counts, plan.lease_steps, limits)
+    _check_lease(after, counts, plan, limits)
     _check_membership(after, plan)
     return ValidPlan(columns=after, counts=counts)
 
@@ -355,16 +362,20 @@ def _check_budget(counts: IntArray, limits: RowLimits) -> None:
     )
 
 
-def _check_lease(after: Columns, counts: IntArray, lease_steps: int, limits: RowLimits) -> None:
+def _check_lease(after: Columns, counts: IntArray, plan: Plan, limits: RowLimits) -> None:
     """Every token that the lease can compute has its place in blocks already granted.
 
         [0 ── computed ── after the first step ── after the lease)   <=   held * block_size
 
-    The token at which a row ends (num_tokens == limit) is never computed.
+    Guessed ones too. The token at which a row ends (num_tokens == limit) is never computed.
     """
     after_first = after.num_computed_tokens + counts
     runs_on = after.num_tokens - after_first <= 1
-    after_lease = after_first + np.where(runs_on, lease_steps - 1, 0)
+    most = plan.slot_tokens_most
+    after_lease = after_first + np.where(runs_on, (plan.lease_steps - 1) * most, 0)
+    is_decode = after.steady_counts().astype(np.bool_)
+    is_decode[[slot for slot, _ in plan.chunks]] = False
+    after_lease[is_decode] += most - 1
     needed = np.minimum(after_lease, after.limit - 1)
     held = np.minimum.reduce(after.held)
     capacity = held * limits.block_size

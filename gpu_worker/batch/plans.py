@@ -101,6 +101,8 @@ class Plan:
     copies: tuple[tuple[int, int], ...]
     # (slot, tokens) computed in the first step.
     chunks: tuple[tuple[int, int], ...]
+    # That a step may give a row which decodes; there are places for so many.
+    slot_tokens_most: int = 1
     membership_checksum: int
 
 
@@ -133,6 +135,7 @@ class RowPromptLogprobs:
 class StepOutcome:
     """What a step did to the batch."""
 
+    # A slot that was given several tokens stands there as often, in their order.
     slots: tuple[int, ...]
     token_ids: tuple[int, ...]
     logprobs: tuple[RowLogprobs, ...] = ()
@@ -153,6 +156,8 @@ class StepTimings:
     sample_us: int
     tokens_computed: int
     rows: int
+    # Of the tokens computed, those that were guessed.
+    drafted: int = 0
     # The step was launched as a recorded graph.
     is_graph: bool = False
 
@@ -199,3 +204,5 @@ class Description:
     # Of the tokenizer.json beside the weights; empty: there is none.
     tokenizer_digest: str
     reads_grammars: bool = False
+    # That one step may give one row.
+    slot_tokens_max: int = 1

@@ -9,12 +9,13 @@ trace. Between two steps, for every member that is not idle:
         another's by now
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 
 import numpy as np
 
 from gpu_worker.batch.broken_rows import Broken, Restraints, why_broken
+from gpu_worker.batch.drafts import PromptLookup, after_each, is_reached
 from gpu_worker.batch.plan_validation import Columns, RowLimits, require, validate_plan
 from gpu_worker.batch.plans import FinishReason, Join, Plan, RowLogprobs, StepOutcome
 from gpu_worker.batch.prompt_logprobs import (
@@ -76,6 +77,8 @@ class Rows:
         """Start of a stream: no members, and the next plan is number 1."""
         self._columns = Columns.empty(self.limits.slots, self.limits.groups)
         self._plan_id = 0
+        self._lookup = PromptLookup(self.limits.slots, self.limits.slot_tokens - 1)
+        self._can_draft = False
         # Of the few rows that have any, by slot.
         self._rules: dict[int, RowRules] = {}
         self._prompt_logprobs: dict[int, PromptLogprobsRequest] = {}
@@ -141,6 +144,7 @@ class Rows:
             self._blocks[group, slot, end - len(blocks) : end] = blocks
         self._columns = valid.columns
         self._plan_id = plan.plan_id
+        self._can_draft = plan.slot_tokens_most == self.limits.slot_tokens > 1
         return valid.counts
 
     def _forget(self, slot: int) -> None:
@@ -153,6 +157,7 @@ class Rows:
 
     def _write_join(self, join: Join) -> None:
         slot, sampling = join.slot, join.sampling
+        self._lookup.join(slot)
         self._tokens[slot, : len(join.token_ids)] = join.token_ids
         for blocks, table in zip(self._blocks, join.block_tables, strict=True):
             blocks[slot, table.num_skipped_blocks : len(table)] = table.blocks
@@ -252,18 +257,40 @@ class Rows:
         """Tokens per slot in a step after the first of a lease."""
         return self._columns.steady_counts()
 
-    def step_inputs(self, counts: IntArray) -> StepInputs:
-        """The ragged inputs of a step that computes counts[slot] tokens of each slot."""
+    def draft(self, counts: IntArray, chunked: Collection[int] = ()) -> IntArray | None:
+        """How many tokens are guessed of each slot for a step of `counts`, of which those chunked
+        are a prompt's; None: of nobody. They lie behind those that are known.
+
+        A row that changes its own logits is left alone: how depends on what was sampled before.
+        """
+        if not self._can_draft:
+            return None
+        left_out = {*chunked, *self._rules, *self._prompt_logprobs}
+        slots = np.flatnonzero((counts == 1) & ~self._has_grammar).tolist()
+        slots = [slot for slot in slots if slot not in left_out]
+        drafts = self._lookup.draft(slots, self._columns, self._tokens, counts)
+        return drafts if drafts.any() else None
+
+    def step_inputs(self, counts: IntArray, drafts: IntArray | None = None) -> StepInputs:
+        """The ragged inputs of a step that computes counts[slot] tokens of each slot, and behind
+        them those of `draft`."""
         columns = self._columns
         slots = np.flatnonzero(counts)
-        per_row = counts[slots]
         done = columns.num_computed_tokens[slots]
+        closing = np.flatnonzero(done + counts[slots] == columns.num_tokens[slots])
+        guessed = None if drafts is None else drafts[slots]
+        per_row = counts[slots] if guessed is None else counts[slots] + guessed
         starts = np.zeros(len(slots) + 1, np.int64)
         np.cumsum(per_row, out=starts[1:])
         slot_of_token = np.repeat(slots, per_row)
         positions = np.arange(starts[-1]) - np.repeat(starts[:-1] - done, per_row)
         context = done + per_row
-        sampled_rows = np.flatnonzero(context == columns.num_tokens[slots])
+        sampled_rows, sampled_tokens = closing, starts[1:][closing] - 1
+        known = columns.num_tokens[slots[closing]]
+        if guessed is not None:
+            sampled_rows, sampled_tokens, known = after_each(
+                closing, sampled_tokens, known, guessed[closing]
+            )
         requests = [
             (row, self._prompt_logprobs[slot])
             for row, slot in enumerate(slots.tolist() if self._prompt_logprobs else ())
@@ -279,10 +306,11 @@ class Rows:
             positions=positions,
             tables=partial(self._tables, slots, context, slot_of_token, positions),
             sampled_rows=sampled_rows,
-            sampled_tokens=starts[1:][sampled_rows] - 1,
-            sampling=self._sampling(slots[sampled_rows]),
-            ends=self._ends(slots[sampled_rows]),
+            sampled_tokens=sampled_tokens,
+            sampling=self._sampling(slots[sampled_rows], known),
+            ends=self._ends(slots[sampled_rows], known),
             prompt_logprobs=prompt_logprob_tokens(requests, done, per_row, starts),
+            drafts=guessed,
         )
 
     def _tables(
@@ -298,17 +326,16 @@ class Rows:
             slot_mapping=blocks * block_size + positions % block_size,
         )
 
-    def _ends(self, slots: IntArray) -> RowEnds:
+    def _ends(self, slots: IntArray, known: IntArray) -> RowEnds:
         return RowEnds(
             joined=self._joined[slots],
-            num_tokens=self._columns.num_tokens[slots],
+            num_tokens=known,
             limit=self._columns.limit[slots],
             masked_until=self._masked_until[slots],
             stops=self._stops[slots],
         )
 
-    def _sampling(self, slots: IntArray) -> SamplingColumns:
-        known = self._columns.num_tokens[slots]
+    def _sampling(self, slots: IntArray, known: IntArray) -> SamplingColumns:
         return SamplingColumns(
             temperature=self._temperature[slots],
             top_k=self._top_k[slots],
@@ -357,7 +384,8 @@ class Rows:
         columns = self._columns
         # Of a step that waited for the one before: rows that this one ended.
         is_there = ~columns.is_idle[step.slots]
-        columns.num_computed_tokens[step.slots[is_there]] += step.counts[is_there]
+        certain = step.counts if step.drafts is None else step.counts - step.drafts
+        columns.num_computed_tokens[step.slots[is_there]] += certain[is_there]
         sampled = step.slots[step.sampled_rows][is_there[step.sampled_rows]]
         columns.num_tokens[sampled] += 1
         columns.is_idle[sampled] = columns.num_tokens[sampled] >= columns.limit[sampled]
@@ -374,13 +402,18 @@ class Rows:
         """
         ends, sampled = step.ends, step.slots[step.sampled_rows]
         is_there = np.ones(len(sampled), np.bool_) if samples.is_there is None else samples.is_there
-        is_ok = samples.is_ok & is_there
         is_stop = (ends.stops == samples.token_ids[:, None]).any(axis=1)
         is_stop &= ends.num_tokens >= ends.masked_until
-        is_over = is_ok & (is_stop | (ends.num_tokens + 1 >= ends.limit))
+        is_over = is_stop | (ends.num_tokens + 1 >= ends.limit)
+        if step.drafts is not None:
+            is_there = is_reached(step, samples, is_over)
+        is_ok = samples.is_ok & is_there
+        is_over &= is_ok
         stays = self._columns.is_member[sampled] & (self._joined[sampled] == ends.joined)
         taken = stays & is_ok
         self._tokens[sampled[taken], ends.num_tokens[taken]] = samples.token_ids[taken]
+        if step.drafts is not None:
+            self._lookup.settle(step, step.drafts, taken, self._columns)
         goes_on = taken & ~is_over
         if self._rules:
             self._see(sampled[goes_on], samples.token_ids[goes_on])

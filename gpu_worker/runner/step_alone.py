@@ -34,7 +34,8 @@ def step_alone(
     or here after a new start, the same row finds what the largest step takes.
     """
     outcomes = []
-    for slot, count in zip(together.slots.tolist(), together.counts.tolist(), strict=True):
+    certain = together.counts if together.drafts is None else together.counts - together.drafts
+    for slot, count in zip(together.slots.tolist(), certain.tolist(), strict=True):
         if rows.is_idle(slot):
             # It had ended in a step that was not read when this one was asked for.
             continue

@@ -11,7 +11,7 @@ newer waits.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -72,7 +72,9 @@ class InTurns:
         ready_ns = received_ns
         for step in range(plan.lease_steps):
             started_ns = time.perf_counter_ns()
-            outcome, timings = self._step(counts, wait_us=(started_ns - ready_ns) // 1000)
+            chunked = {slot for slot, _ in plan.chunks} if step == 0 else ()
+            wait_us = (started_ns - ready_ns) // 1000
+            outcome, timings = self._step(counts, chunked, wait_us=wait_us)
             ready_ns = time.perf_counter_ns()
             counts = self._rows.steady_counts()
             is_last = step + 1 == plan.lease_steps or not counts.any() or is_waiting()
@@ -94,8 +96,10 @@ class InTurns:
     def clear(self) -> None:
         self._rows.clear()
 
-    def _step(self, counts: IntArray, *, wait_us: int) -> tuple[StepOutcome, StepTimings]:
-        inputs = self._rows.step_inputs(counts)
+    def _step(
+        self, counts: IntArray, chunked: Collection[int] = (), *, wait_us: int
+    ) -> tuple[StepOutcome, StepTimings]:
+        inputs = self._rows.step_inputs(counts, self._rows.draft(counts, chunked))
         forward_us = sample_us = 0
         if not inputs.row_count:
             outcome = StepOutcome(slots=(), token_ids=())
@@ -110,6 +114,7 @@ class InTurns:
             sample_us=sample_us,
             tokens_computed=inputs.token_count,
             rows=inputs.row_count,
+            drafted=0 if inputs.drafts is None else int(inputs.drafts.sum()),
         )
 
     def _try(self, inputs: StepInputs) -> StepSamples | Exception:

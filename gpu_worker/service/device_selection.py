@@ -123,6 +123,15 @@ def check_weight_dtype(asked: WeightDtype, config: ModelConfig, device: torch.de
             )
 
 
+def check_speculation(num_speculative_tokens: int, device: torch.device) -> None:
+    """ConfigError where no tokens can be guessed."""
+    if num_speculative_tokens and device.type != "cpu":
+        raise ConfigError(
+            f"--num-speculative-tokens {num_speculative_tokens} is for CPUs: on {device} a step is "
+            "launched before the tokens of the last are known; take 0, or --device cpu"
+        )
+
+
 def choose_watch(device: torch.device, *, is_asked: bool) -> bool:
     """Whether launches are watched."""
     if is_asked and device.type == "cpu":

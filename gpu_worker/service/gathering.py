@@ -33,4 +33,4 @@ class Gathering:
 def _is_awaited(result: StepResult) -> bool:
     outcome, timings = result.outcome, result.timings
     has_ends = bool(outcome.finished or outcome.errors)
-    return result.is_last or has_ends or timings.tokens_computed > timings.rows
+    return result.is_last or has_ends or timings.tokens_computed - timings.drafted > timings.rows

@@ -76,10 +76,11 @@ def with_sizes(settings: WorkerSettings, sizes: BatchSizes | None) -> WorkerSett
     given = settings.model_fields_set
     slots = settings.slots if "slots" in given else sizes.slots
     tokens = settings.step_tokens if "step_tokens" in given else sizes.step_tokens
-    if "step_tokens" not in given and tokens <= slots:
-        tokens = 2 * slots
-    if "slots" not in given and tokens <= slots:
-        slots = tokens // 2
+    each = settings.slot_tokens_max
+    if "step_tokens" not in given and tokens <= slots * each:
+        tokens = 2 * slots * each
+    if "slots" not in given and tokens <= slots * each:
+        slots = max(1, tokens // (2 * each))
     block_size = settings.block_size if "block_size" in given else sizes.block_size
     chosen = {"slots": slots, "step_tokens": tokens, "block_size": block_size}
     return settings.model_copy(update=chosen)

@@ -48,6 +48,7 @@ from gpu_worker.runner.warm_up import make_ready, mixed_tokens, warm_up
 from gpu_worker.service.device_selection import (
     DTYPE_NAMES,
     check_heads,
+    check_speculation,
     check_weight_dtype,
     choose_device,
     choose_dtype,
@@ -137,6 +138,7 @@ def _load(settings: WorkerSettings, timer: PhaseTimer) -> Loaded:
         config = config.for_context(settings.context_tokens or config.positions_max)
         check_heads(config, device)
         check_weight_dtype(settings.weight_dtype, config, device)
+        check_speculation(settings.num_speculative_tokens, device)
     with timer.phase("kernels"):
         variants.choose(settings.kernel_variants)
         choose_kernels(settings.native, device)
@@ -428,6 +430,7 @@ def row_limits(
         vocab_size=config.vocab_size,
         windows=config.groups.windows,
         reads_grammars=reads_grammars,
+        slot_tokens=settings.slot_tokens_max,
     )
 
 

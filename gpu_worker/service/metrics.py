@@ -17,6 +17,8 @@ from service_kit.metrics import Number, seen
 COUNTS: Final = {
     "steps": ("", "steps computed"),
     "tokens": ("", "tokens computed: prompt chunks and decodes"),
+    "draft_tokens": ("", "tokens guessed, with --num-speculative-tokens"),
+    "accepted_tokens": ("", "of those guessed, the right ones"),
     "row_errors": ("", "rows that could not be computed"),
     "forward_time": ("s", "time in the model's forward pass"),
     "sample_time": ("s", "time choosing tokens"),
@@ -83,6 +85,8 @@ class Meters:
         counts, timings = self._counts, result.timings
         counts["steps"] += 1
         counts["tokens"] += timings.tokens_computed
+        counts["draft_tokens"] += timings.drafted
+        counts["accepted_tokens"] += len(given := result.outcome.slots) - len(set(given))
         counts["row_errors"] += len(result.outcome.errors)
         counts["forward_time"] += timings.forward_us
         counts["sample_time"] += timings.sample_us

@@ -217,6 +217,7 @@ def describe(loaded: Loaded) -> Description:
         weights_digest=loaded.weights_digest,
         tokenizer_digest=loaded.tokenizer_digest,
         reads_grammars=limits.reads_grammars,
+        slot_tokens_max=limits.slot_tokens,
     )
 
 

@@ -5,6 +5,7 @@ whether a plan fits the batch.
 """
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Final
 
 from gpu_worker.batch.plans import (
@@ -49,9 +50,10 @@ def leader_from_proto(message: common_pb2.Leader) -> Leader:
 
 def plan_from_proto(message: worker_service_pb2.Plan) -> Plan:
     """Raise InvalidPlan naming the field whose shape is wrong."""
-    for field in ("slot_tokens_least", "slot_tokens_most"):
-        if (count := getattr(message, field)) > 1:
-            raise InvalidPlan(f"{field}: must be 0 or 1, got {count}: a step gives a row one token")
+    if (least := message.slot_tokens_least) > 1:
+        raise InvalidPlan(
+            f"slot_tokens_least: must be 0 or 1, got {least}: one token of a row is certain"
+        )
     return Plan(
         leader=leader_from_proto(message.leader),
         plan_id=message.plan_id,
@@ -62,6 +64,7 @@ def plan_from_proto(message: worker_service_pb2.Plan) -> Plan:
         replacements=_replacements(message),
         copies=_pairs("copy_sources, copy_targets", message.copy_sources, message.copy_targets),
         chunks=_pairs("chunk_slots, chunk_tokens", message.chunk_slots, message.chunk_tokens),
+        slot_tokens_most=message.slot_tokens_most or 1,
         membership_checksum=message.membership_checksum,
     )
 
@@ -129,12 +132,14 @@ def _sampling_from_proto(message: worker_service_pb2.RowSampling) -> RowSampling
 
 def result_to_proto(result: StepResult, *, boot_id: str) -> worker_service_pb2.StepResult:
     outcome = result.outcome
+    slots, token_counts = _runs(outcome.slots)
     return worker_service_pb2.StepResult(
         boot_id=boot_id,
         plan_id=result.plan_id,
         step=result.step,
-        slots=outcome.slots,
+        slots=slots,
         token_ids=outcome.token_ids,
+        token_counts=token_counts,
         logprobs=map(_logprobs_to_proto, outcome.logprobs),
         finished=[
             worker_service_pb2.RowFinished(slot=slot, reason=_REASONS[reason])
@@ -150,6 +155,14 @@ def result_to_proto(result: StepResult, *, boot_id: str) -> worker_service_pb2.S
         timings=_timings_to_proto(result.timings),
         prompt_logprobs=map(_prompt_logprobs_to_proto, outcome.prompt_logprobs),
     )
+
+
+def _runs(slots: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
+    """Each slot once, and its number of tokens; no numbers if they are one each."""
+    if len(set(slots)) == len(slots):
+        return slots, ()
+    runs = [(slot, len(list(same))) for slot, same in groupby(slots)]
+    return [slot for slot, _ in runs], [count for _, count in runs]
 
 
 def _logprobs_to_proto(row: RowLogprobs) -> worker_service_pb2.RowLogprobs:
@@ -205,6 +218,7 @@ def description_to_proto(description: Description) -> common_pb2.WorkerDescripti
         tokenizer_digest=description.tokenizer_digest,
         capabilities=common_pb2.Capabilities(
             plan_version=PLAN_VERSION,
+            slot_tokens_max=description.slot_tokens_max,
             features=[*FEATURES, *GRAMMARS] if description.reads_grammars else FEATURES,
             layer_groups=[
                 common_pb2.LayerGroup(

@@ -83,6 +83,13 @@ class WorkerOptions:
     mixed_step_ms: Annotated[
         float | None, Parameter(help="how long prompts may hold up those who decode, per step")
     ] = None
+    num_speculative_tokens: Annotated[
+        int | None,
+        Parameter(
+            name=("--num-speculative-tokens", "--draft-max", "--speculate"),
+            help="on a CPU: tokens guessed per step from what a text repeats; default: 0",
+        ),
+    ] = None
     gather_ms: Annotated[
         float | None,
         Parameter(help="gather the tokens of so long into one message; default: do not"),

@@ -4,13 +4,12 @@ Everything else of the process is the real one: after a step's own token, a row 
 again until it has as many as `tokens_given` says, and all of it is reported as one step.
 """
 
-from collections import Counter
+from collections.abc import Collection
 from functools import partial
 
 import numpy as np
 
 from gpu_worker.batch.plans import Description, Plan, StepOutcome, StepTimings
-from gpu_worker.batch.plans import StepResult as StepReport
 from gpu_worker.batch.rows import Rows
 from gpu_worker.batch.step_types import IntArray, ModelRunner
 from gpu_worker.runner import engine
@@ -22,7 +21,7 @@ from tests.fakes.model_worker import tokens_given
 
 def give_several(most: int) -> None:
     """From now on a step of this process gives a row up to `most` tokens, and it says so."""
-    describe, read, write = wire.description_to_proto, wire.plan_from_proto, wire.result_to_proto
+    describe, read = wire.description_to_proto, wire.plan_from_proto
 
     def describe_several(description: Description) -> common_pb2.WorkerDescription:
         message = describe(description)
@@ -35,17 +34,8 @@ def give_several(most: int) -> None:
         message.ClearField("slot_tokens_most")
         return read(message)
 
-    def write_several(result: StepReport, *, boot_id: str) -> worker_service_pb2.StepResult:
-        message = write(result, boot_id=boot_id)
-        counts = Counter(message.slots)
-        del message.slots[:]
-        message.slots.extend(counts)
-        message.token_counts.extend(counts.values())
-        return message
-
     wire.description_to_proto = describe_several
     wire.plan_from_proto = read_several
-    wire.result_to_proto = write_several
     vars(engine)["InTurns"] = partial(SeveralTokens, most=most)
 
 
@@ -56,9 +46,11 @@ class SeveralTokens(InTurns):
         super().__init__(rows, device)
         self._most = most
 
-    def _step(self, counts: IntArray, *, wait_us: int) -> tuple[StepOutcome, StepTimings]:
+    def _step(
+        self, counts: IntArray, chunked: Collection[int] = (), *, wait_us: int
+    ) -> tuple[StepOutcome, StepTimings]:
         left = self._drafts(counts)
-        outcome, timings = super()._step(counts, wait_us=wait_us)
+        outcome, timings = super()._step(counts, chunked, wait_us=wait_us)
         outcomes = [outcome]
         while True:
             again = self._rows.steady_counts()

@@ -46,9 +46,15 @@ class Stack:
 
 @asynccontextmanager
 async def serving(
-    tmp_path: Path, *, gateways: int = 1, workers: int = 1, ahead: Flags | None = None
+    tmp_path: Path,
+    *,
+    gateways: int = 1,
+    workers: int = 1,
+    first: Flags | None = None,
+    ahead: Flags | None = None,
 ) -> AsyncIterator[Stack]:
-    """`ahead`: the flags of one more worker, the first, whose device is a step ahead."""
+    """`first`: further flags of the first worker; `ahead`: the flags of one more, before it, whose
+    device is a step ahead."""
     async with Cluster(tmp_path, workers=0) as cluster:
         stack = Stack(cluster)
         flags: dict[str, object] = {"model": CHECKPOINT, "slots": STREAMS, "threads": 1}
@@ -60,7 +66,8 @@ async def serving(
             flags |= {"native": "off", "dtype": "fp32"}
             cluster.add_worker({**flags, **ahead}, AHEAD_WORKER).start()
         while len(cluster.workers) < workers:
-            cluster.add_worker(flags, WORKER).start()
+            is_first = not cluster.workers
+            cluster.add_worker({**flags, **(first or {})} if is_first else flags, WORKER).start()
         for index in range(gateways):
             port = cluster.hold_port()
             stack.addresses.append(port.address)
@@ -138,6 +145,26 @@ async def undisturbed(client: AsyncClient, dtype: str = "auto") -> Outputs:
     expected = _undisturbed[dtype]
     assert all(len(tokens) == MAX_TOKENS for _, tokens in expected)
     return expected
+
+
+async def test_a_worker_that_guesses_tokens_is_killed_and_one_that_does_not_goes_on(
+    tmp_path: Path,
+) -> None:
+    guesses = {"num_speculative_tokens": 4}
+    async with (
+        serving(tmp_path, workers=2, first=guesses) as stack,
+        AsyncClient(stack.target) as client,
+    ):
+        guessing, plain = stack.cluster.workers
+        guessing.kill()
+        expected = await undisturbed(client)
+        plain.kill()
+        guessing.start()
+        crowd = Crowd(client)
+        await crowd.is_under_way()
+        plain.start()
+        guessing.kill()
+        assert outputs(await crowd.completions()) == expected
 
 
 async def test_a_killed_worker_is_not_noticed_when_another_is_there(tmp_path: Path) -> None:

@@ -175,6 +175,29 @@ async def test_kv_in_fp8_says_the_same_however_it_is_cut(
     assert sum(completion.timings.preemptions for completion in cut) >= 5
 
 
+@pytest.mark.parametrize(
+    "name", oracle.each(ONE_PER_FAMILY, daily=["qwen3-gqa-tied", "mistral-window"])
+)
+async def test_guessed_tokens_change_nothing(
+    name: str,
+    tmp_path: Path,
+    folders: dict[str, Path],
+    crowd_answers: dict[str, list[oracle.Answer]],
+) -> None:
+    worker = {"num_speculative_tokens": 3, "kv_blocks": 40}
+    async with standing(tmp_path, folders[name], worker) as (cluster, client):
+        completions = await at_once(
+            cluster, [ask(client, prompt, logprobs=oracle.TOP) for prompt in CROWD[:FEW]]
+        )
+        records = await cluster.ledger.journal_read(0, block_ms=1, count=10_000)
+    assert_same(completions, crowd_answers[name][:FEW])
+    for completion in completions:
+        choice = completion.choices[0]
+        assert len(choice.logprobs) == len(choice.token_ids)
+    counts = [item.result.step.token_counts for each in records for item in each.inputs]
+    assert max(map(max, filter(None, counts)), default=1) > 1, "some of what was guessed was right"
+
+
 async def test_seeded_sampling_is_the_same_alone_and_in_a_crowd(
     tmp_path: Path, folders: dict[str, Path]
 ) -> None:

@@ -3,7 +3,7 @@
 Blocks are granted as a lease needs them; a request joins when its whole length is sure to fit.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -135,6 +135,7 @@ class MiniScheduler:
             joins=joins,
             appends=appends,
             chunks=chunks,
+            slot_tokens_most=self.limits.slot_tokens,
             membership_checksum=checksum([(s, row.sequence_id) for s, row in self.running.items()]),
         )
 
@@ -144,8 +145,11 @@ class MiniScheduler:
         for slot, row in self.running.items():
             if not row.is_finished:
                 row.done += chunks.get(slot, 1 if row.gap == 1 else 0)
+        for slot, count in Counter(outcome.slots).items():
+            self.running[slot].known += count
+            # Behind the one that was certain, guessed rightly.
+            self.running[slot].done += count - 1
         for slot, token in zip(outcome.slots, outcome.token_ids, strict=True):
-            self.running[slot].known += 1
             self.outputs[self.running[slot].sequence_id].append(token)
         for item in outcome.logprobs:
             self.logprobs[self.running[item.slot].sequence_id].append(item)
@@ -186,7 +190,8 @@ class MiniScheduler:
         return sum(missing) * self.limits.groups
 
     def _chunks(self) -> tuple[tuple[int, int], ...]:
-        budget = self.limits.step_tokens - sum(row.gap == 1 for row in self.running.values())
+        decodes = sum(row.gap == 1 for row in self.running.values())
+        budget = self.limits.step_tokens - decodes * self.limits.slot_tokens
         chunks = []
         for slot, row in self.running.items():
             count = min(row.gap, self.chunk_tokens, budget)
@@ -198,11 +203,13 @@ class MiniScheduler:
         return tuple(chunks)
 
     def _appends(self, chunks: dict[int, int]) -> tuple[tuple[int, int, int], ...]:
-        appends = []
+        appends, most = [], self.limits.slot_tokens
         for slot, row in self.running.items():
             after = row.done + chunks.get(slot, 1 if row.gap == 1 else 0)
             if row.known - after <= 1:
-                after += self.lease_steps - 1
+                after += (self.lease_steps - 1) * most
+            if row.gap == 1 and slot not in chunks:
+                after += most - 1
             while len(row.blocks) < self._blocks_for(min(after, row.limit - 1)):
                 row.blocks.append(self._free.pop())
                 appends.append((slot, row.blocks[-1], 0))

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain, repeat
 from typing import Any
 
 import grpc
@@ -209,6 +210,7 @@ def plan_to_proto(plan: Plan) -> Any:
         copy_targets=_right(plan.copies),
         chunk_slots=_left(plan.chunks),
         chunk_tokens=_right(plan.chunks),
+        slot_tokens_most=plan.slot_tokens_most,
         membership_checksum=plan.membership_checksum,
     )
 
@@ -226,8 +228,9 @@ def _sampling_to_proto(sampling: RowSampling) -> Any:
 
 
 def outcome_from_proto(step: Any) -> StepOutcome:
+    counts = step.token_counts or [1] * len(step.slots)
     return StepOutcome(
-        slots=tuple(step.slots),
+        slots=tuple(chain.from_iterable(map(repeat, step.slots, counts))),
         token_ids=tuple(step.token_ids),
         logprobs=tuple(
             RowLogprobs(

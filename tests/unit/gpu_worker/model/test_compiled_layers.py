@@ -114,6 +114,7 @@ def step(
             slot_mapping=blocks * LIMITS.block_size + positions % LIMITS.block_size,
         ),
         sampled_rows=np.array(sampled, np.int64),
+        sampled_tokens=whole.query_starts[1:].astype(np.int64)[list(sampled)] - 1,
     )
     return device._on_device(inputs, logits_indices(inputs))
 

@@ -71,6 +71,7 @@ plans = st.builds(
     replacements=st.lists(st.tuples(u32, u32, u32, u32), max_size=3).map(tuple),
     copies=pairs,
     chunks=pairs,
+    slot_tokens_most=st.integers(1, 256),
     membership_checksum=u64,
 )
 
@@ -96,12 +97,29 @@ def test_columns_must_be_parallel(columns: dict[str, Any]) -> None:
         wire.plan_from_proto(worker_service_pb2.Plan(**columns))
 
 
-@pytest.mark.parametrize("field", ["slot_tokens_least", "slot_tokens_most"])
-def test_a_step_gives_a_row_one_token(field: str) -> None:
+def test_one_token_of_a_row_is_certain_and_no_more() -> None:
     for count in (0, 1):
-        wire.plan_from_proto(worker_service_pb2.Plan(**{field: count}))  # type: ignore[arg-type]
-    with pytest.raises(InvalidPlan, match=f"^{field}: must be 0 or 1, got 2"):
-        wire.plan_from_proto(worker_service_pb2.Plan(**{field: 2}))  # type: ignore[arg-type]
+        wire.plan_from_proto(worker_service_pb2.Plan(slot_tokens_least=count))
+    with pytest.raises(InvalidPlan, match=r"^slot_tokens_least: must be 0 or 1, got 2"):
+        wire.plan_from_proto(worker_service_pb2.Plan(slot_tokens_least=2))
+
+
+@pytest.mark.parametrize(("said", "most"), [(0, 1), (1, 1), (4, 4)])
+def test_how_many_tokens_a_step_may_give_a_row(said: int, most: int) -> None:
+    plan = wire.plan_from_proto(worker_service_pb2.Plan(slot_tokens_most=said))
+    assert plan.slot_tokens_most == most
+
+
+def test_slots_are_listed_once_with_the_count_of_their_tokens() -> None:
+    timings = StepTimings(
+        wait_us=0, forward_us=0, sample_us=0, tokens_computed=6, rows=3, drafted=3
+    )
+    outcome = StepOutcome(slots=(2, 5, 5, 5, 7), token_ids=(1, 2, 3, 4, 5))
+    result = StepResult(plan_id=1, step=0, outcome=outcome, is_last=True, timings=timings)
+    message = wire.result_to_proto(result, boot_id="b")
+    assert message.slots == [2, 5, 7]
+    assert message.token_counts == [1, 3, 1]
+    assert message.token_ids == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize(
