@@ -19,6 +19,7 @@ BODY_BYTES_PER_S: Final = 256 << 10
 # A chunk costs as much as kilobytes of one, before anybody's key is seen: many must have some size.
 CHUNKS_MAX: Final = 1024
 CHUNK_BYTES_MIN: Final = 64
+TWO_LENGTHS: Final = {b"content-length", b"transfer-encoding"}
 # After so many bytes of a body it is looked at again.
 LOOK_BYTES: Final = 8 << 10
 # For an answer to a client that is sent away, before its connection is cut.
@@ -37,7 +38,7 @@ class ConnectionLimits:
 
 
 class _Reader(h11.Connection):
-    """Counts the chunks of the body that is coming in."""
+    """Counts the chunks of the body that is coming in, and takes none of two lengths."""
 
     _chunks = _chunk_bytes = 0
 
@@ -45,6 +46,9 @@ class _Reader(h11.Connection):
         event = super().next_event()
         if isinstance(event, h11.Request):
             self._chunks = self._chunk_bytes = 0
+            # A proxy that goes by the other one sees another request begin in this one's body.
+            if {name for name, _ in event.headers} >= TWO_LENGTHS:
+                raise h11.RemoteProtocolError("content-length beside transfer-encoding")
         elif isinstance(event, h11.Data):
             self._chunks += event.chunk_end
             self._chunk_bytes += len(event.data)

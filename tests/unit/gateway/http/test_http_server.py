@@ -215,6 +215,15 @@ async def test_a_body_that_is_none_is_no_fault_of_the_server(
     assert not [each for each in caplog.records if each.levelname == "ERROR"]
 
 
+async def test_a_body_of_two_lengths_is_refused() -> None:
+    """What comes behind it is no request: to whoever sent it, it may be a part of its body."""
+    head = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 28\r\nTransfer-Encoding: chunked\r\n\r\n"
+    async with listening(ConnectionLimits()) as port:
+        reply = await told(port, head + b"0\r\n\r\n" + b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert reply.startswith(b"HTTP/1.1 400 ")
+    assert reply.count(b"HTTP/1.1") == 1
+
+
 @pytest.mark.parametrize("answers_first", [False, True])
 async def test_a_body_of_crumbs_is_sent_away(answers_first: bool) -> None:
     """A quarter of a megabyte of them held everybody up for a second."""
