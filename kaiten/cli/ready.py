@@ -111,7 +111,7 @@ def rows(
     """The lines of the box."""
     worker = facts.workers[0]
     blocks = sum(each.block_count for each in facts.workers)
-    pool = f"{blocks} blocks × {worker.block_size}"
+    pool = f"{_counted(blocks, 'block')} × {worker.block_size}"
     groups = worker.capabilities.layer_groups
     is_windowed = any(group.window_tokens for group in groups)
     if len(groups) > 1:
@@ -127,7 +127,7 @@ def rows(
         *([("a context", context_cost(facts))] if is_windowed else []),
         (
             "concurrency",
-            f"{facts.slots} sequences, {worker.context_tokens_max} tokens each at most",
+            f"{_counted(facts.slots, 'sequence')}, {worker.context_tokens_max} tokens each at most",
         ),
         ("HTTP", stack.http_url),
         ("gRPC", stack.grpc_address),
@@ -136,6 +136,10 @@ def rows(
         *([("TLS", _tls(stack.tls))] if stack.tls else []),
         ("started", ", ".join(f"{name} {seconds:.1f} s" for name, seconds in took_s.items())),
     ]
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"
 
 
 def _tls(tls: PublicTls) -> str:
@@ -156,7 +160,7 @@ def context_cost(facts: Facts) -> str:
         layers[group.window_tokens] += group.layer_count
         blocks[group.window_tokens] += group.blocks_max
     told = (
-        f"{blocks[window]} blocks in {layers[window]} layers"
+        f"{_counted(blocks[window], 'block')} in {_counted(layers[window], 'layer')}"
         + (f" with a window of {window}" if window else "")
         for window in layers
     )

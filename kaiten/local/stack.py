@@ -27,6 +27,8 @@ from kaiten.start_error import StartError
 SCHEDULERS: Final = ("scheduler", "standby")
 # Of a worker with the shipped model: with 1,200 it could begin no thread.
 ADDRESSES_MB_MIN: Final = 1500
+# A slip of the finger: they would all be started.
+WORKERS_MAX: Final = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +52,8 @@ class ServeOptions:
 
     def __post_init__(self) -> None:
         """StartError for what no service would refuse by itself."""
-        if self.workers < 1:
-            raise StartError(f"--workers must be at least 1, got {self.workers}")
+        if not 1 <= self.workers <= WORKERS_MAX:
+            raise StartError(f"--workers must be in [1, {WORKERS_MAX}], got {self.workers}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -225,7 +225,8 @@ def test_mistakes_are_explained(
     [
         (["no-such-folder"], "is neither a folder nor a hub id", "give the folder"),
         (["/"], "/ has no config.json", "give the folder of a checkpoint"),
-        (["--workers", "0"], "--workers must be at least 1, got 0", ""),
+        (["--workers", "0"], "--workers must be in [1, 1024], got 0", ""),
+        (["--workers", "1000000"], "--workers must be in [1, 1024], got 1000000", ""),
         (["--http-port", "70000"], "--http-port must be in [0, 65535], got 70000", "0 picks a"),
         (["--revision", "v2"], "this one is a folder here", "owner/name"),
         (["--host", "no such host"], "no such host is no address of this machine", "--host"),

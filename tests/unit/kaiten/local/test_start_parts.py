@@ -340,6 +340,12 @@ def test_the_box_adds_up(tmp_path: Path) -> None:
     assert shown["concurrency"] == "16 sequences, 512 tokens each at most"
     assert shown["dtype"] == "bf16 on cpu × 2 workers"
     assert shown["started"] == "store 0.1 s, worker-0 3.4 s"
+    one = facts().workers[0]
+    one.block_count = one.slots_max = 1
+    alone = ready.Facts(model=model_service_pb2.Model(name="mini"), workers=(one,))
+    shown = dict(ready.rows(stack, alone, {}, has_keys=False))
+    assert shown["KV pool"] == "1 block × 16 = 16 tokens in fp8"
+    assert shown["concurrency"] == "1 sequence, 512 tokens each at most"
     out = io.StringIO()
     lines = ready.rows(stack, facts(), {"store": 0.1}, has_keys=True)
     ready.show(Console(file=out, width=100), [*lines, ("model", "a[/b]")])
