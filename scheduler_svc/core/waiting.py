@@ -65,7 +65,9 @@ class WaitingQueue:
 
     def __iter__(self) -> Iterator[Sequence]:
         """Everybody, in the order in which they would be admitted if nobody else came."""
-        return self._merged([tenant for tenant in self.tenants.values() if tenant.queue])
+        heap = [self._head_of(tenant) for tenant in self.tenants.values() if tenant.queue]
+        heapq.heapify(heap)
+        return self._merged(heap, is_charged=True)
 
     # Questions
 
@@ -85,11 +87,7 @@ class WaitingQueue:
 
     def in_order(self) -> Iterator[Sequence]:
         """Who may be admitted next; those behind are for when the ones before do not fit."""
-        if not self._heap:
-            return
-        yield self._heap[0][2].queue[0][1]
-        movable = [tenant for tenant in self.tenants.values() if tenant.head is not None]
-        yield from islice(self._merged(movable, is_charged=False), 1, None)
+        return self._merged(self._heap, is_charged=False)
 
     @property
     def has_non_flex(self) -> bool:
@@ -208,7 +206,6 @@ class WaitingQueue:
                 heapq.heappop(self._heap)
             elif head[0] < self._rank(tenant.queue[0][1], tenant.served):
                 tenant.head = self._head_of(tenant)
-                assert tenant.head is not None
                 heapq.heapreplace(self._heap, tenant.head)
             else:
                 return
@@ -222,7 +219,7 @@ class WaitingQueue:
         assert all((t.head is None) == (t.is_throttled or not t.queue) for t in tenants)
         assert self.throttled.keys() == {t for t in tenants if t.is_throttled}
         assert self._oldest == sorted(t.arrivals[0] for t in movable if t.arrivals)
-        assert next(self.in_order(), None) is next(self._merged(movable, is_charged=False), None)
+        assert [*self.in_order()] == sorted([s for t in movable for _, s in t.queue], key=self.key)
         totals = dict.fromkeys(tenants, (0, 0))
         for sequence in running:
             count, tokens = totals[sequence.live.tenant]
@@ -249,16 +246,14 @@ class WaitingQueue:
         if self._is_promised(sequence):
             insort(tenant.arrivals, _arrival(sequence))
 
-    def _head_of(self, tenant: Tenant) -> Head | None:
-        if tenant.is_throttled or not tenant.queue:
-            return None
+    def _head_of(self, tenant: Tenant) -> Head:
         key, first = tenant.queue[0]
         return (self._rank(first, tenant.served), key, tenant)
 
     def _update(self, tenant: Tenant) -> None:
         """Something of the tenant has changed: whether it is throttled, or who is first in it."""
         tenant.tokens_max = tenant.tokens_max_asked or self._tokens_max
-        head = self._head_of(tenant)
+        head = self._head_of(tenant) if tenant.queue and not tenant.is_throttled else None
         if head is None and tenant.queue:
             self.throttled[tenant] = None
         else:
@@ -281,23 +276,30 @@ class WaitingQueue:
             heapq.heapify(self._heap)
         self.settle()
 
-    def _merged(self, tenants: Iterable[Tenant], *, is_charged: bool = True) -> Iterator[Sequence]:
-        """Queues merged by their heads; charged: as if everybody was admitted as they come."""
-        rank = self._rank
-        heap = [(rank(t.queue[0][1], t.served), t.queue[0][0], t.served, 0, t) for t in tenants]
-        heapq.heapify(heap)
-        while heap:
-            _, _, served, index, tenant = heap[0]
-            sequence = tenant.queue[index][1]
-            yield sequence
-            if is_charged and sequence.state is State.WAITING:
-                served += len(sequence.tokens)
-            index += 1
-            if index < len(tenant.queue):
-                key, after = tenant.queue[index]
-                heapq.heapreplace(heap, (rank(after, served), key, served, index, tenant))
+    def _merged(self, heap: list[Head], *, is_charged: bool) -> Iterator[Sequence]:
+        """Queues merged by a heap of their heads, of which no more is looked at than is asked for;
+        charged: all are current, and it is as if everybody was admitted as they come.
+        """
+        beyond = len(heap)
+        # Heads whose parents were passed, by their place in the heap; and beyond it whoever is the
+        # next of a tenant, by their place in the queue, with what those before it cost.
+        near = [(*head, 0, 0, 0) for head in heap[:1]]
+        while near:
+            _, _, tenant, place, index, tokens = heapq.heappop(near)
+            if place < beyond:
+                for child in range(2 * place + 1, min(2 * place + 3, beyond)):
+                    heapq.heappush(near, (*heap[child], child, 0, 0))
+                is_there = is_charged or heap[place] is tenant.head
             else:
-                heapq.heappop(heap)
+                yield (sequence := tenant.queue[index][1])
+                if is_charged and sequence.state is State.WAITING:
+                    tokens += len(sequence.tokens)
+                index += 1
+                is_there = index < len(tenant.queue)
+            if is_there:
+                key, after = tenant.queue[index]
+                rank = self._rank(after, tenant.served + tokens)
+                heapq.heappush(near, (rank, key, tenant, beyond, index, tokens))
 
 
 def _weighted(tenant: Tenant, served: int) -> int:

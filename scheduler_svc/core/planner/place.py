@@ -143,8 +143,8 @@ def _is_one_long_too_many(cell: CellState, worker: Worker, sequence: Sequence) -
     tokens = cell.config.long_prefill_tokens
     if tokens is None or len(sequence.tokens) <= tokens:
         return False
-    longs = sum(len(other.tokens) > tokens for other in worker.prefills.values())
-    return longs >= (cell.config.long_prefills_max or 1)
+    longs = (other for other in worker.prefills.values() if len(other.tokens) > tokens)
+    return next(islice(longs, (cell.config.long_prefills_max or 1) - 1, None), None) is not None
 
 
 def why_closed(cell: CellState, worker: Worker) -> Why | None:

@@ -1,16 +1,20 @@
 """Whom an outcome names: a worker that nothing concerns is not even asked."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from scheduler_svc.core.commands import MakePlan, StepDone, Submit, WorkerJoined
+from scheduler_svc.core.commands import Configured, MakePlan, StepDone, Submit, WorkerJoined
 from scheduler_svc.core.outcome import Why
-from scheduler_svc.core.planner import admit
+from scheduler_svc.core.planner import admit, place
 from scheduler_svc.core.planner.plan_builder import LOOK_EFFORT
 from scheduler_svc.core.policy.admission import AdmissionView, whenever_it_fits
+from scheduler_svc.core.policy.order import LOOK_AHEAD
+from scheduler_svc.core.requests import Sequence
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.types import FLEX_PRIORITY, Request
+from scheduler_svc.core.types import FLEX_PRIORITY, Config, Request, Rules, SlotIndex
+from scheduler_svc.core.waiting import WaitingQueue
 from tests.support.cell import Cell, spec
 from tests.support.cpu_cost import costs_at_most
 
@@ -138,13 +142,20 @@ def test_of_many_that_may_give_way_a_few_counts_are_tried() -> None:
     cell.finish()
 
 
-def waited_for(count: int) -> Scheduler:
-    """So many wait, and a worker that holds them is there."""
+def waited_for(count: int, config: Config | None = None, rules: Rules | None = None) -> Scheduler:
+    """So many wait, each of a tenant of its own, and a worker that holds them is there."""
     scheduler = Scheduler()
+    configured = Configured(config=config or Config(), policy="fair", rules=rules or Rules())
+    scheduler.apply(configured, 0)
     scheduler.apply(WorkerJoined(worker_id="w0", spec=spec(blocks=8)), 0)
     for number in range(1, count + 1):
         one = Request(
-            id=f"r{number}", sequence_id=number, prompt=(1,) * 9, max_tokens=9, arrived_ns=0
+            id=f"r{number}",
+            sequence_id=number,
+            tenant=f"t{number}",
+            prompt=(1,) * 9,
+            max_tokens=9,
+            arrived_ns=0,
         )
         scheduler.apply(Submit(request=one), 0)
     return scheduler
@@ -177,3 +188,45 @@ def test_small_ones_behind_many_that_fit_another_worker_only_join_in_several_pla
         joined += plan.admitted
         cell.step("w2")
     assert joined == small
+
+
+def test_a_look_at_the_first_few_of_many_tenants_asks_about_a_few(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As many as are looked at for their cached tokens, for each that joins."""
+    asked: list[Sequence] = []
+    rank = WaitingQueue._rank
+
+    def counted(queue: WaitingQueue, sequence: Sequence, served: int) -> tuple[bool, int]:
+        asked.append(sequence)
+        return rank(queue, sequence, served)
+
+    scheduler = waited_for(500, Config(token_worth_ns=1), Rules(order="fair:prefix"))
+    monkeypatch.setattr(WaitingQueue, "_rank", counted)
+    plan = scheduler.apply(MakePlan(worker_id="w0"), 0).plan
+    assert plan is not None
+    # Whose turn it is by then, too, and of those who join what becomes of their tenants.
+    assert LOOK_AHEAD < len(asked) < 2 * LOOK_AHEAD * (len(plan.joins) + 1)
+
+
+def test_of_those_whose_prompts_are_computed_the_first_long_ones_are_looked_at() -> None:
+    """By each long one that waits."""
+    looks: list[Sequence] = []
+
+    class Prefills(dict[SlotIndex, Sequence]):
+        def values(self) -> Any:
+            return map(seen, super().values())
+
+    def seen(sequence: Sequence) -> Sequence:
+        looks.append(sequence)
+        return sequence
+
+    cell = Cell(spec(slots=64), prefill_tokens=1, long_prefill_tokens=20, long_prefills_max=2)
+    for length in [21, 21, *[3] * 30, 21, 21]:
+        cell.submit(length, 5)
+    plan, worker = cell.must_plan(), cell.worker("w1")
+    assert len(plan.joins) == 32
+    worker.prefills = Prefills(worker.running)
+    core = cell.scheduler._cell
+    assert all(place._is_one_long_too_many(core, worker, one) for one in core.waiting)
+    assert len(looks) == 2 * 2
