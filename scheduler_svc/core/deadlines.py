@@ -8,6 +8,7 @@ from scheduler_svc.core.cell import CellState
 from scheduler_svc.core.prospects import first_token_ns, why_misfit
 from scheduler_svc.core.requests import LiveRequest
 from scheduler_svc.core.types import SequenceId
+from scheduler_svc.core.workers import Worker
 
 
 class Deadlines:
@@ -48,8 +49,12 @@ class Deadlines:
                 misfits[sequence_id] = now_ns + self._cell.config.misfit_wait_ns
                 self._add(misfits[sequence_id], live)
 
-    def worker_left(self, now_ns: int) -> None:
-        """If it was the last, everybody waits for one no longer than they may."""
+    def worker_left(self, worker: Worker, now_ns: int) -> None:
+        """Nobody waits for one like it where another can hold all that it could. If it was the
+        last, everybody waits for one no longer than they may.
+        """
+        if any(other.can_replace(worker) for other in self._cell.workers.values()):
+            return
         self.await_fit(self._cell.live.values(), now_ns)
         for live in self._cell.live.values():
             self._await_worker(live, now_ns)

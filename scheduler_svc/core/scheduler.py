@@ -214,24 +214,21 @@ class Scheduler:
         """
         if (worker := self.workers.pop(command.worker_id, None)) is not None:
             for sequence in worker.members:
-                sequence.unjudged.add(command.worker_id)
+                sequence.unjudged.add(worker.id)
                 self._cell.preempt(worker, sequence)
-        events = self._judge(command, now_ns)
-        self._deadlines.worker_left(now_ns)
-        return self._outcome(events)
+            self._deadlines.worker_left(worker, now_ns)
+        return self._outcome(self._judge(command, now_ns))
 
     def _judge(self, command: WorkerLost, now_ns: int) -> list[Event]:
         """What became of a worker is known: its death counts from now on, or never happened."""
         events: list[Event] = []
-        named, worker_id = self._cell.preempted.values(), command.worker_id
-        concerned = any(worker_id in each.unjudged or each.is_convicted for each in named)
-        if command.is_crash is None or not concerned:
-            return events
-        for live in list(self._cell.live.values()):
+        named = self._cell.preempted.values() if command.is_crash is not None else ()
+        lives = {s.live for s in named if command.worker_id in s.unjudged or s.is_convicted}
+        for live in sorted(lives, key=lambda live: live.request.sequence_id):
             for sequence in live.sequences:
                 if command.worker_id in sequence.unjudged:
                     sequence.unjudged.remove(command.worker_id)
-                    sequence.deaths += command.is_crash
+                    sequence.deaths += command.is_crash is True
             if any(sequence.is_convicted for sequence in live.sequences):
                 deaths, last = self.config.deaths_max + 1, command.reason
                 error = f"{deaths} workers were lost computing this request, the last: {last}"

@@ -5,15 +5,22 @@ from typing import Any
 
 import pytest
 
-from scheduler_svc.core.commands import Configured, MakePlan, StepDone, Submit, WorkerJoined
+from scheduler_svc.core.commands import (
+    Configured,
+    MakePlan,
+    StepDone,
+    Submit,
+    WorkerJoined,
+    WorkerLost,
+)
 from scheduler_svc.core.outcome import Why
 from scheduler_svc.core.planner import admit, place
 from scheduler_svc.core.planner.plan_builder import LOOK_EFFORT
 from scheduler_svc.core.policy.admission import AdmissionView, whenever_it_fits
 from scheduler_svc.core.policy.order import LOOK_AHEAD
-from scheduler_svc.core.requests import Sequence
+from scheduler_svc.core.requests import LiveRequest, Sequence
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.types import FLEX_PRIORITY, Config, Request, Rules, SlotIndex
+from scheduler_svc.core.types import FLEX_PRIORITY, Config, Request, Rules, SequenceId, SlotIndex
 from scheduler_svc.core.waiting import WaitingQueue
 from tests.support.cell import Cell, spec
 from tests.support.cpu_cost import costs_at_most
@@ -169,6 +176,26 @@ def test_a_worker_that_joins_costs_nothing_for_each_that_waits() -> None:
 
     many, few = waited_for(2000), waited_for(2)
     costs_at_most(8, lambda: join_eight(many), lambda: join_eight(few))
+
+
+@pytest.mark.parametrize("is_crash", [None, True, False])
+def test_a_lost_worker_like_another_costs_nothing_for_each_that_waits(
+    is_crash: bool | None,
+) -> None:
+    class Lives(dict[SequenceId, LiveRequest]):
+        def values(self) -> Any:
+            raise AssertionError("a look at all who live")
+
+    scheduler = waited_for(20)
+    scheduler.apply(WorkerJoined(worker_id="w1", spec=spec(blocks=9)), 0)
+    scheduler.apply(MakePlan(worker_id="w0"), 0)
+    sequence = scheduler.workers["w0"].running[0]
+    scheduler._cell.live = Lives(scheduler._cell.live)
+    scheduler.apply(WorkerLost(worker_id="w0", is_crash=is_crash, reason=""), 0)
+    assert sequence.deaths == (is_crash is True)
+    assert bool(sequence.unjudged) == (is_crash is None)
+    scheduler.apply(WorkerLost(worker_id="w0", is_crash=True, reason=""), 0)
+    assert sequence.deaths == (is_crash is not False)
 
 
 def test_small_ones_behind_many_that_fit_another_worker_only_join_in_several_plans(
