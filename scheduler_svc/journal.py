@@ -4,7 +4,7 @@ A record carries the step's tokens and endings, and everything the core was told
 before it. So the journal is the decision log too: replayed through a core it gives the same plans.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import Final
 from zlib import crc32
 
@@ -24,7 +24,7 @@ from ledger import Commit, Leader
 from scheduler_svc.command_wire import describe_plan, input_to_proto, throttled_change
 from scheduler_svc.core.commands import Command
 from scheduler_svc.core.outcome import Event, Finished, Outcome, RequestOver, StepTokens
-from scheduler_svc.core.requests import Tenant
+from scheduler_svc.core.waiting import WaitingQueue
 from scheduler_svc.request_book import RequestBook
 from scheduler_svc.wire import done_to_proto, finished_to_proto
 
@@ -42,6 +42,8 @@ class Journal:
         self.seq = leader.journal_seq
         self._inputs: list[CoreInput] = []
         self._throttled: frozenset[str] = frozenset()
+        # As of which change of the queue that is.
+        self._num_throttlings = 0
 
     def write(
         self,
@@ -49,20 +51,21 @@ class Journal:
         outcome: Outcome,
         now_ns: int,
         message: PlanMessage | StepMessage | None = None,
-        throttled: Collection[Tenant] = (),
+        waiting: WaitingQueue | None = None,
     ) -> Commit | None:
         """Note what the core was told, and the record of what came of it.
 
         None when nobody outside has to know of it: it goes with the next record. `message` is the
-        plan as the worker is told it, or the step as it told us; `throttled`: whose next request
-        waits for their own running ones by now.
+        plan as the worker is told it, or the step as it told us; `waiting`: the core's queue by
+        now, for whose next request waits for their own running ones.
         """
         brought = outcome.tokens.tokens if outcome.tokens is not None else ()
         item = input_to_proto(command, now_ns, brought)
         if outcome.plan is not None and isinstance(message, PlanMessage):
             describe_plan(item.plan, outcome.plan, outcome.passed_over, plan_digest(message))
-        if throttled or self._throttled:
-            self._note_throttled(item, frozenset(tenant.name for tenant in throttled))
+        if waiting is not None and waiting.num_throttlings != self._num_throttlings:
+            self._num_throttlings = waiting.num_throttlings
+            self._note_throttled(item, frozenset(tenant.name for tenant in waiting.throttled))
         self._inputs.append(item)
         if outcome.tokens is not None and isinstance(message, StepMessage):
             return self._step(message, outcome, outcome.tokens, now_ns)

@@ -227,7 +227,7 @@ class LeaderSession:
         """Tell the core, and let everybody know what came of it."""
         now_ns = self.now_ns()
         outcome = self.core.apply(command, now_ns)
-        self.timelines.take(command, outcome, now_ns, self.core.waiting.throttled)
+        self.timelines.take(command, outcome, now_ns, self.core.waiting)
         self._publish(command, outcome, now_ns)
         self._wake()
 
@@ -255,7 +255,7 @@ class LeaderSession:
         assert outcome.tokens is not None
         if flight is not None:
             self.watching.stepped(flight, command.result, now_ns)
-        self.timelines.take(command, outcome, now_ns, self.core.waiting.throttled)
+        self.timelines.take(command, outcome, now_ns, self.core.waiting)
         self._meters.stepped(len(outcome.tokens.tokens), result.timings)
         if self._tracing is not None:
             of = self._requests.traceparent
@@ -284,8 +284,8 @@ class LeaderSession:
             if self._tracing is not None:
                 of, tracks = self._requests.traceparent, self.timelines.tracks
                 self._tracing.ended(outcome.events, of, now_ns, tracks)
-        throttled = self.core.waiting.throttled
-        self._commits.put(self._journal.write(command, outcome, now_ns, message, throttled))
+        commit = self._journal.write(command, outcome, now_ns, message, self.core.waiting)
+        self._commits.put(commit)
 
     # The turn
 
@@ -367,7 +367,7 @@ class LeaderSession:
         outcome = self.core.apply(command, now_ns)
         self._meters.asked(link.address, outcome.passed_over)
         self.watching.asked(self.core.workers[link.worker_id], outcome)
-        self.timelines.take(command, outcome, now_ns, self.core.waiting.throttled)
+        self.timelines.take(command, outcome, now_ns, self.core.waiting)
         if outcome.again_ns is not None:
             self._hold(link.worker_id, outcome.again_ns - now_ns)
         if (plan := outcome.plan) is None:

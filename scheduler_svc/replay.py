@@ -169,8 +169,7 @@ class Replay:
             command = self._command(item, record.token_ids)
             outcome = self._core.apply(command, item.now_ns)
             if self._timelines is not None:
-                throttled = self._core.waiting.throttled
-                self._timelines.take(command, outcome, item.now_ns, throttled)
+                self._timelines.take(command, outcome, item.now_ns, self._core.waiting)
             if self._told is not None:
                 self._told(command, outcome, item.now_ns, self._core)
             events += outcome.events

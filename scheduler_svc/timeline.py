@@ -24,8 +24,8 @@ from scheduler_svc.core.commands import (
     WorkerLost,
 )
 from scheduler_svc.core.outcome import Finished, Join, Outcome, PassedOver, Plan, Why
-from scheduler_svc.core.requests import Tenant
 from scheduler_svc.core.types import Request, SequenceId, SlotIndex
+from scheduler_svc.core.waiting import WaitingQueue
 from scheduler_svc.timeline_snapshot import (
     SNAPSHOT_CHOICES_MAX,
     SNAPSHOT_STEPS_MAX,
@@ -87,6 +87,8 @@ class Timelines:
         self._late: OrderedDict[str, Windows] = OrderedDict()
         self._throttled: OrderedDict[str, Windows] = OrderedDict()
         self._throttled_now: frozenset[str] = frozenset()
+        # Whose queue it is of, and as of which of its changes.
+        self._throttled_of: tuple[WaitingQueue | None, int] = (None, 0)
         # Of the workers that are here, those that take nobody; why.
         self._block_size: dict[str, int] = {}
         self._not_open: dict[str, str] = {}
@@ -102,10 +104,10 @@ class Timelines:
         command: Command,
         outcome: Outcome,
         now_ns: int,
-        throttled: Collection[Tenant] | None = None,
+        waiting: WaitingQueue | None = None,
     ) -> None:
-        """What the core was told, and what came of it; `throttled`: whose next request waits for
-        their own running ones by now; None: as before.
+        """What the core was told, and what came of it; `waiting`: its queue by now, for whose next
+        request waits for their own running ones; None: as before.
         """
         if not self._since_ns:
             self._since_ns = now_ns
@@ -125,8 +127,9 @@ class Timelines:
                 self._store.set(now_ns, Why.STORE_BEHIND.value if command.is_behind else "")
             case WorkerJoined() | WorkerLate() | WorkerDraining() | WorkerLost():
                 self._worker(command, now_ns)
-        if throttled is not None and (throttled or self._throttled_now):
-            self.note_throttled(frozenset(tenant.name for tenant in throttled), now_ns)
+        if waiting is not None and (of := (waiting, waiting.num_throttlings)) != self._throttled_of:
+            self._throttled_of = of
+            self.note_throttled(frozenset(tenant.name for tenant in waiting.throttled), now_ns)
         for event in outcome.events:
             if isinstance(event, Finished):
                 self.finished(event, now_ns)

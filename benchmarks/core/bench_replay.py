@@ -183,7 +183,7 @@ class Leadership:
             self.num_plans += 1
             samplings = [self._book.sampling(join.sequence_id) for join in plan.joins]
             message = wire.plan_to_proto(plan, LeaderMessage(), samplings)
-            self._journal.write(asked, outcome, self._now_ns, message, self._core.waiting.throttled)
+            self._journal.write(asked, outcome, self._now_ns, message, self._core.waiting)
             worker.send(plan)
             self.num_preemptions += len(plan.preempted)
 
@@ -194,11 +194,11 @@ class Leadership:
     def _tell(self, command: Command, message: StepMessage | None = None) -> None:
         outcome = self._core.apply(command, self._now_ns)
         self._see(command, outcome)
-        throttled = self._core.waiting.throttled
-        self._put(self._journal.write(command, outcome, self._now_ns, message, throttled))
+        waiting = self._core.waiting
+        self._put(self._journal.write(command, outcome, self._now_ns, message, waiting))
 
     def _see(self, command: Command, outcome: Outcome) -> None:
-        self._timelines.take(command, outcome, self._now_ns, self._core.waiting.throttled)
+        self._timelines.take(command, outcome, self._now_ns, self._core.waiting)
 
     def _put(self, commit: Commit | None) -> None:
         if commit is not None:

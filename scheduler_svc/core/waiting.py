@@ -41,6 +41,8 @@ class WaitingQueue:
         self.tenants: dict[str, Tenant] = {}
         # Those whose next sequence would take them over their bound.
         self.throttled: dict[Tenant, None] = {}
+        # How often somebody was, or was no more: for who has seen them at this count.
+        self.num_throttlings = 0
         # Sequences in queues that may move.
         self.num_admissible = 0
         # KV places of everybody, each at its longest, the fewest first.
@@ -254,10 +256,10 @@ class WaitingQueue:
         """Something of the tenant has changed: whether it is throttled, or who is first in it."""
         tenant.tokens_max = tenant.tokens_max_asked or self._tokens_max
         head = self._head_of(tenant) if tenant.queue and not tenant.is_throttled else None
-        if head is None and tenant.queue:
-            self.throttled[tenant] = None
-        else:
-            self.throttled.pop(tenant, None)
+        if (tenant in self.throttled) != tenant.is_throttled:
+            self.num_throttlings += 1
+            if self.throttled.pop(tenant, tenant) is tenant:
+                self.throttled[tenant] = None
         if head != tenant.head:
             tenant.head = head
             if head is not None:

@@ -113,10 +113,10 @@ class Journaled(World):
         if not self.has_begun:
             self.has_begun = True
             self.told.lead_anew(self.now_ns)
-        throttled = self.scheduler.waiting.throttled
-        self.told.take(command, outcome, self.now_ns, throttled)
+        waiting = self.scheduler.waiting
+        self.told.take(command, outcome, self.now_ns, waiting)
         message = self.message(command, outcome)
-        commit = self.journal.write(command, outcome, self.now_ns, message, throttled)
+        commit = self.journal.write(command, outcome, self.now_ns, message, waiting)
         if commit is not None:
             self.feed(commit)
             if self.rng.random() < 0.1:

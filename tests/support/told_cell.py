@@ -22,7 +22,7 @@ class Told(Cell):
 
     def see(self, command: Command, outcome: Outcome) -> None:
         super().see(command, outcome)
-        self.timelines.take(command, outcome, self.now_ns, self.scheduler.waiting.throttled)
+        self.timelines.take(command, outcome, self.now_ns, self.scheduler.waiting)
 
     def timeline(self, sequence_id: int, choice: int = 0) -> Timeline:
         return timelines_of(self.timelines.snapshot(f"r{sequence_id}"))[choice]

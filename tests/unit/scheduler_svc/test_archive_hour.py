@@ -166,8 +166,8 @@ class Leader:
     def write(
         self, command: Command, outcome: Outcome, message: PlanMessage | StepMessage | None = None
     ) -> Commit | None:
-        throttled = self.core.waiting.throttled
-        return self.journal.write(command, outcome, self.world.now_ns, message, throttled)
+        waiting = self.core.waiting
+        return self.journal.write(command, outcome, self.world.now_ns, message, waiting)
 
     def put(self, commit: Commit | None) -> None:
         if commit is not None:

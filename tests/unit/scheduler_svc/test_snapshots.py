@@ -64,7 +64,7 @@ class Leader(hour.Leader):
 
     def write(self, command: Command, outcome: Outcome, message: Any = None) -> Commit | None:
         now_ns = self.world.now_ns
-        self.timelines.take(command, outcome, now_ns, self.core.waiting.throttled)
+        self.timelines.take(command, outcome, now_ns, self.core.waiting)
         return super().write(command, outcome, message)
 
     def put(self, commit: Commit | None) -> None:

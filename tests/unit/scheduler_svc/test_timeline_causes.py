@@ -1,14 +1,18 @@
 """What a test brings about is what the request that suffers from it says, with its share."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 import pytest
 
+from ledger import Leader
 from scheduler_svc import timeline_track
-from scheduler_svc.core.commands import StoreBehind, WorkerLate
-from scheduler_svc.core.outcome import Why
+from scheduler_svc.core.commands import Expire, StoreBehind, WorkerLate
+from scheduler_svc.core.outcome import Outcome, Why
+from scheduler_svc.core.requests import Tenant
 from scheduler_svc.core.types import FLEX_PRIORITY
+from scheduler_svc.journal import Journal
+from scheduler_svc.request_book import RequestBook
 from scheduler_svc.timeline_track import Phase
 from tests.support.cell import spec
 from tests.support.told_cell import MS, Told, check
@@ -212,3 +216,34 @@ def test_a_store_that_is_behind_stalls_who_has_begun() -> None:
     assert [(stall.why, stall.end_ns - stall.start_ns) for stall in cell.stalls(one)] == [
         (Why.STORE_BEHIND.value, HELD_NS)
     ]
+
+
+def test_who_is_throttled_is_looked_at_when_that_has_changed() -> None:
+    """Of thousands of tenants that takes long, with every command."""
+    looks: list[Iterator[Tenant]] = []
+
+    class Throttled(dict[Tenant, None]):
+        def __iter__(self) -> Iterator[Tenant]:
+            looks.append(super().__iter__())
+            return looks[-1]
+
+    cell = Told(spec(), tenant_tokens=10)
+    journal = Journal(RequestBook(), Leader(epoch=1, nonce=1, journal_seq=0, after_seq=0))
+    waiting = cell.scheduler.waiting
+    waiting.throttled = Throttled()
+    for _ in range(2):
+        cell.submit(3, 5, tenant="a")
+        journal.write(Expire(), Outcome(), cell.now_ns, waiting=waiting)
+    assert not looks
+    cell.turn()
+    journal.write(Expire(), Outcome(), cell.now_ns, waiting=waiting)
+    assert list(waiting.throttled) == [waiting.tenants["a"]]
+    looks.clear()
+    for _ in range(2):
+        cell.expire()
+        cell.submit(3, 5, tenant="a")
+        cell.submit(3, 5, tenant="b")
+        journal.write(Expire(), Outcome(), cell.now_ns, waiting=waiting)
+    assert not looks
+    record = journal.opened(cell.now_ns).record
+    assert [list(item.throttled.begun) for item in record.inputs] == [[], [], ["a"], [], []]

@@ -180,7 +180,7 @@ class Served(World):
         at_ns, shown = self.at_ns, command
         if isinstance(command, Submit):
             shown = self.came(command, at_ns)
-        self.timelines.take(shown, outcome, at_ns, self.scheduler.waiting.throttled)
+        self.timelines.take(shown, outcome, at_ns, self.scheduler.waiting)
         return outcome
 
     def came(self, command: Submit, at_ns: int) -> Submit:
