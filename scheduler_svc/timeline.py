@@ -476,7 +476,7 @@ class Timelines:
             if track is not None and count:
                 track.chunks.append((track.transitions[-1].at_ns, now_ns, count))
             elif track is not None:
-                track.sat_out.append(plan.plan_id)
+                track.sat_out.append((plan.worker_id, plan.plan_id))
         slot, count = max(plan.chunks, key=lambda chunk: chunk[1])
         if count:
             largest = slots[slot].sequence_id if slot in slots else None

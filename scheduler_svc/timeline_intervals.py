@@ -338,8 +338,9 @@ class _Stay:
 
     def _own(self, steps: Sequence[Step]) -> list[Step]:
         """Without those in which it sat out."""
-        sat_out = self._track.sat_out
-        return [step for step in steps if step.plan_id not in sat_out] if sat_out else [*steps]
+        worker_id = self._one.worker_id
+        sat_out = {plan_id for of, plan_id in self._track.sat_out if of == worker_id}
+        return [step for step in steps if step.plan_id not in sat_out]
 
     def _stall_ns(self, gaps: Sequence[tuple[Step, Step]] = ()) -> int:
         """How long a gap must be to stand apart: by those of this choice, or of those before."""

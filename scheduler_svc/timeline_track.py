@@ -12,7 +12,7 @@ from scheduler_svc.timeline_windows import Window
 
 # Of one choice: of those between its arrival and the newest, the oldest are forgotten.
 TRANSITIONS_MAX: Final = 512
-# Of one choice: plans in which it sat out.
+# Of one choice: plans of workers in which it sat out.
 SAT_OUT_MAX: Final = 512
 # So many steps before a choice's own say what a gap of its worker is like.
 STEPS_BEFORE: Final = 64
@@ -98,7 +98,7 @@ class Track:
     transitions: list[Transition] = field(default_factory=list)
     # Since when it was prefilled then, when each was planned, and how many tokens; in order.
     chunks: list[tuple[int, int, int]] = field(default_factory=list)
-    sat_out: deque[int] = field(default_factory=lambda: deque(maxlen=SAT_OUT_MAX))
+    sat_out: deque[tuple[str, int]] = field(default_factory=lambda: deque(maxlen=SAT_OUT_MAX))
     num_preemptions: int = 0
     end_ns: int = 0
     ended: str = ""

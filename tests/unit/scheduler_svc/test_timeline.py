@@ -151,6 +151,26 @@ def test_who_sits_out_for_prompts_is_told_so() -> None:
     assert (first.why, first.stalled_by) == (timeline_intervals.SAT_OUT, other)
 
 
+def test_who_sat_out_on_one_worker_does_not_on_the_next() -> None:
+    """Whose plans have the same numbers."""
+    cell = Told(spec(step_tokens=40, slots=4), lease=1, in_flight=1, mix="prefill_first")
+    one = cell.submit(2, 60)
+    cell.turns(9)
+    other = cell.submit(200, 2)
+    cell.turns(5)
+    cell.cancel(other)
+    cell.kill("w1")
+    cell.join("w2", spec(slots=4))
+    while one not in cell.endings:
+        cell.turn()
+        cell.now_ns += 25 * MS
+    check(cell.timeline(one), 0)
+    decoded = cell.timeline(one).intervals[-1]
+    assert (decoded.phase, decoded.worker_id) == (Phase.DECODE, "w2")
+    assert decoded.num_steps > 40
+    assert {stall.worker_id for stall in cell.stalls(one)} == {"w1"}
+
+
 def test_an_end_waits_for_its_commit() -> None:
     """And a commit that took long stalls whoever is in the middle of something."""
     cell = Told(spec(slots=2), lease=1)
