@@ -53,7 +53,9 @@ class Deadlines:
         """Nobody waits for one like it where another can hold all that it could. If it was the
         last, everybody waits for one no longer than they may.
         """
-        if any(other.can_replace(worker) for other in self._cell.workers.values()):
+        places_max, features = worker.kv.places_max, worker.spec.features
+        rest = self._cell.workers.values()
+        if any(w.kv.places_max >= places_max and w.spec.features >= features for w in rest):
             return
         self.await_fit(self._cell.live.values(), now_ns)
         for live in self._cell.live.values():

@@ -178,10 +178,6 @@ class Worker:
         """Whether it can do it, and the sequence fits pool and context at its longest."""
         return sequence.kv.places_max <= self.kv.places_max and self.can_do(sequence)
 
-    def can_replace(self, one: "Worker") -> bool:
-        """Whether it can hold whatever the other can."""
-        return one.kv.places_max <= self.kv.places_max and one.spec.features <= self.spec.features
-
     # Commands. `CellState` calls those that take a slot or give it up.
 
     def admit(self, sequence: Sequence, num_computed_tokens: int) -> SlotIndex:

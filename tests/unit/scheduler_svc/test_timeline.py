@@ -168,7 +168,7 @@ def test_who_sat_out_on_one_worker_does_not_on_the_next() -> None:
     decoded = cell.timeline(one).intervals[-1]
     assert (decoded.phase, decoded.worker_id) == (Phase.DECODE, "w2")
     assert decoded.num_steps > 40
-    assert {stall.worker_id for stall in cell.stalls(one)} == {"w1"}
+    assert not cell.stalls(one)
 
 
 def test_an_end_waits_for_its_commit() -> None:
