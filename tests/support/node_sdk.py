@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -45,3 +46,20 @@ def _install(folder: Path) -> None:
         if UNREACHABLE.search(said):
             pytest.skip(f"the npm registry cannot be reached: {said}")
         pytest.fail(f"npm ci: {said}")
+
+
+def assert_passes(suite: str, folder: Path, environ: Mapping[str, str]) -> None:
+    """By node's own runner. How long it may take is what any test may."""
+    done = subprocess.run(
+        ["node", "--test", "--test-reporter=spec", suite],
+        cwd=folder,
+        env={**os.environ, **environ},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    # A suite that was not found is no suite that passed.
+    assert "ℹ fail 0" in done.stdout
+    assert "ℹ pass 0" not in done.stdout
