@@ -125,13 +125,15 @@ LIMITS = RowLimits(
     slots=2, context_tokens=64, step_tokens=48, block_size=4, block_count=40, vocab_size=97
 )
 PROMPT = tuple(range(3, 33))
+# Every token: what rounding changes is then what is compared, and not what is computed next.
+ALWAYS = {"logit_bias": ((5, 100.0),)}
 
 
-def tokens_of(stepper: Stepper) -> tuple[list[int], list[int]]:
+def tokens_of(stepper: Stepper, **chosen: Any) -> tuple[list[int], list[int]]:
     """Of a prompt, and of one that goes on from a copy of its last block in another place."""
     first = plan(
         1,
-        joins=(joined(0, PROMPT, 0, blocks=tuple(range(12))),),
+        joins=(joined(0, PROMPT, 0, blocks=tuple(range(12)), **chosen),),
         chunks=((0, len(PROMPT)),),
         membership_checksum=checksum([(0, 0)]),
         lease_steps=8,
@@ -145,7 +147,7 @@ def tokens_of(stepper: Stepper) -> tuple[list[int], list[int]]:
     again = plan(
         2,
         leaves=(0,),
-        joins=(joined(1, (*PROMPT, *whole[:2]), 27, blocks=(*range(6), *range(30, 36))),),
+        joins=(joined(1, (*PROMPT, *whole[:2]), 27, blocks=(*range(6), *range(30, 36)), **chosen),),
         copies=((6, 30),),
         chunks=((1, len(PROMPT) + 2 - 27),),
         membership_checksum=checksum([(1, 1)]),
@@ -156,7 +158,9 @@ def tokens_of(stepper: Stepper) -> tuple[list[int], list[int]]:
     return whole, [token for result in results for token in result.outcome.token_ids]
 
 
-def joined(slot: int, known: tuple[int, ...], done: int, *, blocks: tuple[int, ...]) -> Join:
+def joined(
+    slot: int, known: tuple[int, ...], done: int, *, blocks: tuple[int, ...], **chosen: Any
+) -> Join:
     return Join(
         slot=slot,
         sequence_id=slot,
@@ -164,13 +168,13 @@ def joined(slot: int, known: tuple[int, ...], done: int, *, blocks: tuple[int, .
         prompt_tokens=len(PROMPT),
         num_computed_tokens=done,
         block_tables=(BlockTable(blocks),),
-        sampling=sampling(max_tokens=8),
+        sampling=sampling(max_tokens=8, **chosen),
     )
 
 
 def pages_of(model: Model) -> torch.Tensor:
     device = model.turn_device()
-    tokens_of(InTurns(Rows(LIMITS), device))
+    tokens_of(InTurns(Rows(LIMITS), device), **ALWAYS)
     return device._pages
 
 
