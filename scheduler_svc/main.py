@@ -77,12 +77,12 @@ class SchedulerProcess:
 
     async def serve(self) -> None:
         while not self._is_draining:
-            reason = ""
+            reason = None
             try:
                 await self._lead()
             except* (OutOfOrder, Unavailable) as group:
                 reason = "; ".join(str(error) for error in group.exceptions)
-            if reason and not self._is_draining:
+            if reason is not None and not self._is_draining:
                 log.warning("leadership.ended", reason=reason)
                 await self._clock.sleep(STORE_RETRY_S)
                 await self._connect()
