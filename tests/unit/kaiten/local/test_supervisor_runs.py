@@ -128,7 +128,7 @@ def test_deaths_after_the_start_are_told_and_mended(start: Start) -> None:
                 assert run.until("died") == "died|worker-0|signal SIGKILL|0.2"
             else:
                 first.suspend()
-                why = r"died\|worker-1\|stopped by a signal \d s ago\|0.2"
+                why = r"died\|worker-1\|stopped by a signal \d+ s ago\|0.2"
                 assert re.fullmatch(why, run.until("died"))
             assert run.until("ready") == f"ready|{name}"
             assert run.child(name).pid != first.pid
