@@ -150,12 +150,14 @@ class WorkerSettings(PartSettings):
     @model_validator(mode="after")
     def _check_relations(self) -> Self:
         # What nobody has set makes room for what is set.
-        rows = self.slots * self.slot_tokens_max
-        if self.model_fields_set >= {"step_tokens", "slots"} and self.step_tokens <= rows:
-            each = "one token" if rows == self.slots else f"up to {self.slot_tokens_max} tokens"
+        slots = self.slots if "slots" in self.model_fields_set else 1
+        rows, each = slots * self.slot_tokens_max, self.slot_tokens_max
+        if "step_tokens" in self.model_fields_set and self.step_tokens <= rows:
+            guessed = f" times num_speculative_tokens + 1 ({each})" if each > 1 else ""
+            tokens = f"up to {each} tokens" if each > 1 else "one token"
             raise ValueError(
-                f"step_tokens ({self.step_tokens}) must be more than {_rows(self)}: every running "
-                f"row computes {each} per step, and a prompt needs room beside them"
+                f"step_tokens ({self.step_tokens}) must be more than slots ({slots}){guessed}: "
+                f"every running row computes {tokens} per step, and a prompt needs room beside them"
             )
         if self.kv_blocks is not None and self.kv_memory_mb is not None:
             raise ValueError("kv_blocks and kv_memory_mb exclude each other")
@@ -166,9 +168,3 @@ class WorkerSettings(PartSettings):
         if self.advertise_address and (rule := problem_of(self.advertise_address)):
             raise ValueError(f"advertise_address {rule}, got {self.advertise_address!r}")
         return self
-
-
-def _rows(settings: WorkerSettings) -> str:
-    if not settings.num_speculative_tokens:
-        return f"slots ({settings.slots})"
-    return f"slots ({settings.slots}) times num_speculative_tokens + 1 ({settings.slot_tokens_max})"

@@ -131,7 +131,7 @@ def mixed_tokens(
         # The least of them: whatever else the machine does only adds.
         return min(_seconds(_begin(runner, step)) for _ in range(_TIMES))
 
-    least = min(2 * limits.slots * limits.slot_tokens, limits.step_tokens)
+    least = min(limits.slots * (limits.slot_tokens + 1), limits.step_tokens)
     found = tokens_within(limit_s, seconds_of, least=least, most=limits.step_tokens)
     if isinstance(runner, GraphRunner):
         runner.clear()

@@ -22,6 +22,7 @@ from gpu_worker.runner.kv_cache import (
 from gpu_worker.service import device_selection
 from gpu_worker.service.device_selection import (
     check_heads,
+    check_speculation,
     check_weight_dtype,
     choose_device,
     choose_dtype,
@@ -366,6 +367,13 @@ def test_rounded_weights_are_for_cpus(asked: WeightDtype) -> None:
         check_weight_dtype(asked, config, torch.device("cuda", 0))
 
 
+def test_tokens_are_guessed_on_cpus() -> None:
+    check_speculation(4, torch.device("cpu"))
+    check_speculation(0, torch.device("cuda", 0))
+    with pytest.raises(ConfigError, match="--num-speculative-tokens 4 is for CPUs: on cuda:0"):
+        check_speculation(4, torch.device("cuda", 0))
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -498,7 +506,13 @@ def test_settings_from_flags() -> None:
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (("--slots", "64", "--step-tokens", "64"), "must be more than slots (64)"),
+        (("--slots", "64", "--step-tokens", "64"), "must be more than slots (64): every"),
+        (
+            ("--slots", "8", "--step-tokens", "40", "--num-speculative-tokens", "4"),
+            "step_tokens (40) must be more than slots (8) times num_speculative_tokens + 1 (5)",
+        ),
+        (("--step-tokens", "4", "--num-speculative-tokens", "3"), "slots (1) times"),
+        (("--num-speculative-tokens", "16"), "less than or equal to 15"),
         (("--kv-blocks", "4", "--kv-memory-mb", "4"), "exclude each other"),
         (("--dtype", "fp8"), "'bf16'"),
         (("--weight-dtype", "int3"), "'int8', 'int4' or 'int4_asym'"),

@@ -95,6 +95,10 @@ SIZES = BatchSizes(slots=256, step_tokens=8192, block_size=16)
         ("--step-tokens 48", (24, 48, 16), (24, 48, 16)),
         ("--step-tokens 2", (1, 2, 16), (1, 2, 16)),
         ("--slots 4 --step-tokens 64 --block-size 32", (4, 64, 32), (4, 64, 32)),
+        ("--num-speculative-tokens 4", (256, 8192, 16), (64, 512, 16)),
+        # Guessed tokens want room as well.
+        ("--num-speculative-tokens 9", (256, 8192, 16), (64, 1280, 16)),
+        ("--num-speculative-tokens 4 --step-tokens 64", (6, 64, 16), (6, 64, 16)),
     ],
 )
 def test_what_is_asked_for_stays(
@@ -104,7 +108,7 @@ def test_what_is_asked_for_stays(
     for sizes, expected in ((SIZES, on_gpu), (None, on_cpu)):
         settings = with_sizes(asked, sizes)
         assert (settings.slots, settings.step_tokens, settings.block_size) == expected
-        assert settings.step_tokens > settings.slots
+        assert settings.step_tokens > settings.slots * settings.slot_tokens_max
 
 
 def test_what_others_hold_of_the_gpu_is_not_room(monkeypatch: pytest.MonkeyPatch) -> None:
