@@ -244,7 +244,7 @@ async def test_priority_is_handed_on(stack: Stack, http: httpx.AsyncClient) -> N
     await http.post("/v1/completions", json=asked)
     priorities = [record.priority for record in stack.scheduler.submits]
     assert priorities == [5, 7, -1000, 0, -3]
-    refused = await http.post("/v1/completions", json={"prompt": "x", "service_tier": "fast"})
+    refused = await http.post("/v1/completions", json={"prompt": "x", "service_tier": "slow"})
     assert refused.status_code == 400
     assert "'flex'" in refused.json()["error"]["message"]
 

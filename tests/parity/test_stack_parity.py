@@ -39,10 +39,10 @@ async def serving(
 
 @asynccontextmanager
 async def standing(
-    tmp_path: Path, model: Path, worker: Flags
+    tmp_path: Path, model: Path, worker: Flags, scheduler: Flags | None = None
 ) -> AsyncIterator[tuple[Cluster, AsyncClient]]:
     """The same with its processes."""
-    async with Cluster(tmp_path, workers=0) as cluster:
+    async with Cluster(tmp_path, workers=0, scheduler_flags=scheduler) as cluster:
         flags = {"model": model, "dtype": "fp32", "slots": SLOTS, "threads": 1, "block_size": 4}
         # With a budget that is given, no start measures one, and no machine cuts the work its own
         # way.
@@ -184,8 +184,8 @@ async def test_guessed_tokens_change_nothing(
     folders: dict[str, Path],
     crowd_answers: dict[str, list[oracle.Answer]],
 ) -> None:
-    worker = {"num_speculative_tokens": 3, "kv_blocks": 40}
-    async with standing(tmp_path, folders[name], worker) as (cluster, client):
+    worker, whole_journal = {"num_speculative_tokens": 3, "kv_blocks": 40}, {"fold_records": 10_000}
+    async with standing(tmp_path, folders[name], worker, whole_journal) as (cluster, client):
         completions = await at_once(
             cluster, [ask(client, prompt, logprobs=oracle.TOP) for prompt in CROWD[:FEW]]
         )
