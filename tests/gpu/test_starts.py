@@ -78,3 +78,5 @@ def test_more_blocks_than_the_share_holds() -> None:
 def test_what_is_for_cpus() -> None:
     reason = refusal("--device", "cuda", "--weight-dtype", "int8")
     assert "--weight-dtype int8 is for CPUs" in reason
+    reason = refusal("--device", "cuda", "--num-speculative-tokens", "4")
+    assert "--num-speculative-tokens 4 is for CPUs" in reason
