@@ -75,7 +75,7 @@ class WorkerSettings(PartSettings):
         default=0,
         ge=0,
         le=15,
-        description="tokens guessed of a row per step, on a CPU, from what its own text repeats;"
+        description="tokens drafted of a row per step, on a CPU, from what its own text repeats;"
         " changes no token, and saves steps where few rows run; 0: none",
     )
     gather_ms: float = Field(
@@ -153,10 +153,10 @@ class WorkerSettings(PartSettings):
         slots = self.slots if "slots" in self.model_fields_set else 1
         rows, each = slots * self.slot_tokens_max, self.slot_tokens_max
         if "step_tokens" in self.model_fields_set and self.step_tokens <= rows:
-            guessed = f" times num_speculative_tokens + 1 ({each})" if each > 1 else ""
+            drafted = f" times num_speculative_tokens + 1 ({each})" if each > 1 else ""
             tokens = f"up to {each} tokens" if each > 1 else "one token"
             raise ValueError(
-                f"step_tokens ({self.step_tokens}) must be more than slots ({slots}){guessed}: "
+                f"step_tokens ({self.step_tokens}) must be more than slots ({slots}){drafted}: "
                 f"every running row computes {tokens} per step, and a prompt needs room beside them"
             )
         if self.kv_blocks is not None and self.kv_memory_mb is not None:

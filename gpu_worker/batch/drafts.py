@@ -1,11 +1,11 @@
 """Drafts by prompt lookup (Saxena 2023; vLLM's method `ngram`): a row's newest tokens stood there
-before, so what followed then is guessed to follow now.
+before, so what followed then is drafted to follow now.
 
-The step computes the guessed tokens behind the row's own and samples after each of them:
+The step computes the drafted tokens behind the row's own and samples after each of them:
 
-    known  … a b c a b│     guessed: c a     after  b → c    c → a    a → d
+    known  … a b c a b│     drafted: c a     after  b → c    c → a    a → d
                       └ its own token b               right    right    the first that was not
-                                                                        guessed ends it: c a d
+                                                                        drafted ends it: c a d
 
 A token is sampled by the logits, seed, choice and position that it would have had in a step of its
 own, so drafts change no token: where they are right a row has several from one step.
@@ -22,24 +22,24 @@ from gpu_worker.batch.step_types import BoolArray, IndexArray, IntArray, StepInp
 # Tokens that must have stood there before; and how many are compared to find the best such place.
 NGRAM_MIN: Final = 2
 NGRAM_MAX: Final = 5
-# Of a step, guessed ones included. Up to here a CPU computes a further token in a fraction of the
+# Of a step, drafted ones included. Up to here a CPU computes a further token in a fraction of the
 # time that one in a step of its own takes (benchmarks/results/speculation.jsonl).
 STEP_TOKENS_MAX: Final = 32
-# Tokens of a row after which it guesses again, when even a single one was wrong.
+# Tokens of a row after which it is drafted for again, when even a single one was wrong.
 PAUSE_TOKENS: Final = 16
 
 
 class PromptLookup:
-    """Guesses tokens of rows; fewer of a row whose guesses were wrong.
+    """Drafts tokens of rows; fewer of a row whose drafts were wrong.
 
     A draft that was right to its end doubles the row's next, one of which nothing was halves it.
     """
 
     def __init__(self, slots: int, most: int) -> None:
-        """`most`: tokens that are guessed of a row at once."""
+        """`most`: tokens that are drafted of a row at once."""
         self._most = most
         self._lengths = np.full(slots, most, np.int64)
-        # Number of tokens from which on the row's are guessed again.
+        # Number of tokens from which on the row's are drafted again.
         self._next = np.zeros(slots, np.int64)
 
     def join(self, slot: int) -> None:
@@ -48,7 +48,7 @@ class PromptLookup:
     def draft(
         self, slots: Sequence[int], columns: Columns, tokens: IndexArray, counts: IntArray
     ) -> IntArray:
-        """[slots] How many are guessed of each of these rows beside the `counts` of a step: written
+        """[slots] How many are drafted of each of these rows beside the `counts` of a step: written
         to `tokens` [slots, context] behind those that are known."""
         drafts = np.zeros_like(counts)
         left = STEP_TOKENS_MAX - int(counts.sum())
@@ -60,31 +60,33 @@ class PromptLookup:
             # A row's last token is sampled and never computed.
             room = int(columns.limit[slot]) - known - 1
             count = min(room, int(self._lengths[slot]), share, left)
-            guessed = look_up(tokens[slot, :known], count)
-            tokens[slot, known : known + len(guessed)] = guessed
-            drafts[slot] = len(guessed)
-            left -= len(guessed)
+            drafted = look_up(tokens[slot, :known], count)
+            tokens[slot, known : known + len(drafted)] = drafted
+            drafts[slot] = len(drafted)
+            left -= len(drafted)
         return drafts
 
     def settle(
         self, step: StepInputs, drafts: IntArray, taken: BoolArray, columns: Columns
     ) -> None:
-        """Rows go on by as many tokens more as were guessed rightly. `drafts` [R]; taken [Q]: the
+        """Rows go on by as many tokens more as drafts were accepted. `drafts` [R]; taken [Q]: the
         tokens that rows keep."""
         given = np.bincount(step.sampled_rows[taken], minlength=len(drafts))
         for row in np.flatnonzero((drafts > 0) & (given > 0)).tolist():
-            slot, right = int(step.slots[row]), int(given[row]) - 1
-            columns.num_computed_tokens[slot] += right
-            columns.num_tokens[slot] += right
+            slot, accepted = int(step.slots[row]), int(given[row]) - 1
+            columns.num_computed_tokens[slot] += accepted
+            columns.num_tokens[slot] += accepted
             columns.is_idle[slot] |= columns.num_tokens[slot] >= columns.limit[slot]
-            self._judge(slot, int(columns.num_tokens[slot]), guessed=int(drafts[row]), right=right)
+            self._judge(
+                slot, int(columns.num_tokens[slot]), drafted=int(drafts[row]), accepted=accepted
+            )
 
-    def _judge(self, slot: int, num_tokens: int, *, guessed: int, right: int) -> None:
-        if right == guessed:
+    def _judge(self, slot: int, num_tokens: int, *, drafted: int, accepted: int) -> None:
+        if accepted == drafted:
             self._lengths[slot] = min(2 * self._lengths[slot], self._most)
-        elif right == 0:
-            self._lengths[slot] = max(1, guessed // 2)
-            if guessed == 1:
+        elif accepted == 0:
+            self._lengths[slot] = max(1, drafted // 2)
+            if drafted == 1:
                 self._next[slot] = num_tokens + PAUSE_TOKENS
 
 
@@ -107,20 +109,20 @@ def look_up(tokens: IndexArray, count: int) -> IndexArray:
 
 
 def after_each(
-    rows: IntArray, tokens: IntArray, known: IntArray, guessed: IntArray
+    rows: IntArray, tokens: IntArray, known: IntArray, drafted: IntArray
 ) -> tuple[IntArray, IntArray, IntArray]:
-    """What is sampled of rows with `guessed` tokens each: [Q] the row, the token after which, and
+    """What is sampled of rows with `drafted` tokens each: [Q] the row, the token after which, and
     how many tokens it has by then. `tokens` are the last of each row, `known` those without."""
-    times = guessed + 1
+    times = drafted + 1
     behind = np.arange(times.sum()) - np.repeat(times.cumsum() - times, times)
-    first = (tokens - guessed).repeat(times)
+    first = (tokens - drafted).repeat(times)
     return rows.repeat(times), first + behind, known.repeat(times) + behind
 
 
 def is_reached(step: StepInputs, samples: StepSamples, is_last: BoolArray) -> BoolArray:
-    """[Q] Whether all tokens guessed before this one were right, and none of them its row's last.
+    """[Q] Whether all tokens drafted before this one were right, and none of them its row's last.
 
-    A guessed token after which logits are no numbers counts as wrong: its row's next step has the
+    A drafted token after which logits are no numbers counts as wrong: its row's next step has the
     same, and says so.
     """
     rows = step.sampled_rows

@@ -1,6 +1,6 @@
 """Which tokens of a step have logits that anybody wants: the last layer computes no others.
 
-Of a row that samples its last token and those guessed behind it, of a row that wants prompt
+Of a row that samples its last token and those drafted behind it, of a row that wants prompt
 logprobs all from the first wanted one on: so of each row its last few, and how many follows from
 the row alone.
 

@@ -39,7 +39,7 @@ class RowLimits:
     # To which the layers of each group attend; None: to everything.
     windows: tuple[int | None, ...] = (None,)
     reads_grammars: bool = False
-    # That a step gives a row at most; more than one where tokens are guessed.
+    # That a step gives a row at most; more than one where tokens are drafted.
     slot_tokens: int = 1
 
     @property

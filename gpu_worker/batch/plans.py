@@ -156,7 +156,7 @@ class StepTimings:
     sample_us: int
     tokens_computed: int
     rows: int
-    # Of the tokens computed, those that were guessed.
+    # Of the tokens computed, those that were drafted.
     drafted: int = 0
     # The step was launched as a recorded graph.
     is_graph: bool = False

@@ -258,7 +258,7 @@ class Rows:
         return self._columns.steady_counts()
 
     def draft(self, counts: IntArray, chunked: Collection[int] = ()) -> IntArray | None:
-        """How many tokens are guessed of each slot for a step of `counts`, of which those chunked
+        """How many tokens are drafted of each slot for a step of `counts`, of which those chunked
         are a prompt's; None: of nobody. They lie behind those that are known.
 
         A row that changes its own logits is left alone: how depends on what was sampled before.
@@ -278,8 +278,8 @@ class Rows:
         slots = np.flatnonzero(counts)
         done = columns.num_computed_tokens[slots]
         closing = np.flatnonzero(done + counts[slots] == columns.num_tokens[slots])
-        guessed = None if drafts is None else drafts[slots]
-        per_row = counts[slots] if guessed is None else counts[slots] + guessed
+        drafted = None if drafts is None else drafts[slots]
+        per_row = counts[slots] if drafted is None else counts[slots] + drafted
         starts = np.zeros(len(slots) + 1, np.int64)
         np.cumsum(per_row, out=starts[1:])
         slot_of_token = np.repeat(slots, per_row)
@@ -287,9 +287,9 @@ class Rows:
         context = done + per_row
         sampled_rows, sampled_tokens = closing, starts[1:][closing] - 1
         known = columns.num_tokens[slots[closing]]
-        if guessed is not None:
+        if drafted is not None:
             sampled_rows, sampled_tokens, known = after_each(
-                closing, sampled_tokens, known, guessed[closing]
+                closing, sampled_tokens, known, drafted[closing]
             )
         requests = [
             (row, self._prompt_logprobs[slot])
@@ -310,7 +310,7 @@ class Rows:
             sampling=self._sampling(slots[sampled_rows], known),
             ends=self._ends(slots[sampled_rows], known),
             prompt_logprobs=prompt_logprob_tokens(requests, done, per_row, starts),
-            drafts=guessed,
+            drafts=drafted,
         )
 
     def _tables(

@@ -117,7 +117,7 @@ class StepTables:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepInputs:
     """One ragged step: T tokens of R rows, and what is sampled after Q of them: after the last of
-    each row that closes its gap, and after those guessed behind it."""
+    each row that closes its gap, and after those drafted behind it."""
 
     slots: IntArray  # [R]
     sequence_ids: npt.NDArray[np.uint64]  # [R]
@@ -128,14 +128,14 @@ class StepInputs:
     positions: IntArray  # [T]
     # Gathered when called, as the rows are then.
     tables: Callable[[], StepTables]
-    # [Q] index into the R rows, rising; once per guessed token of a row, and once more
+    # [Q] index into the R rows, rising; once per drafted token of a row, and once more
     sampled_rows: IntArray
     sampled_tokens: IntArray  # [Q] index into the T tokens
     sampling: SamplingColumns
     ends: RowEnds
     # None: nobody wants log-probabilities of its prompt.
     prompt_logprobs: PromptLogprobTokens | None = None
-    # [R] of `counts`, those at the end that are guessed. None: none is.
+    # [R] of `counts`, those at the end that are drafted. None: none is.
     drafts: IntArray | None = None
 
     @property

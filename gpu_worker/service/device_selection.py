@@ -124,7 +124,7 @@ def check_weight_dtype(asked: WeightDtype, config: ModelConfig, device: torch.de
 
 
 def check_speculation(num_speculative_tokens: int, device: torch.device) -> None:
-    """ConfigError where no tokens can be guessed."""
+    """ConfigError where no tokens can be drafted."""
     if num_speculative_tokens and device.type != "cpu":
         raise ConfigError(
             f"--num-speculative-tokens {num_speculative_tokens} is for CPUs: on {device} a step is "

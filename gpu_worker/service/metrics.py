@@ -17,8 +17,8 @@ from service_kit.metrics import Number, seen
 COUNTS: Final = {
     "steps": ("", "steps computed"),
     "tokens": ("", "tokens computed: prompt chunks and decodes"),
-    "draft_tokens": ("", "tokens guessed, with --num-speculative-tokens"),
-    "accepted_tokens": ("", "of those guessed, the right ones"),
+    "draft_tokens": ("", "draft tokens, with --num-speculative-tokens"),
+    "accepted_tokens": ("", "of the draft tokens, those that were right"),
     "row_errors": ("", "rows that could not be computed"),
     "forward_time": ("s", "time in the model's forward pass"),
     "sample_time": ("s", "time choosing tokens"),

@@ -87,7 +87,7 @@ class WorkerOptions:
         int | None,
         Parameter(
             name=("--num-speculative-tokens", "--draft-max", "--speculate"),
-            help="on a CPU: tokens guessed per step from what a text repeats; default: 0",
+            help="on a CPU: tokens drafted per step from what a text repeats; default: 0",
         ),
     ] = None
     gather_ms: Annotated[
