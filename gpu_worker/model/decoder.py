@@ -8,7 +8,7 @@ For T tokens of any rows, in one pass:
                   q, k, v = qkv(h)                  q, k normalised (some families), then rotated
                   k, v -> pages;  x += output(attention(q, pages))
                   x += down(activation(gate) * up)
-    logits = head(norm(x[some tokens]))             apart
+    logits = head(norm(x[some tokens]))             float32, apart
 
 Once the last layer's keys and values are written, it goes on with `logits_indices` alone.
 Where the compiled kernels serve every operator, all layers are one call, with the same bits.
@@ -26,7 +26,8 @@ from gpu_worker.model.weights import Weights
 from kernels import dispatch, variants
 from kernels.attention.decode_attention import decode_attention
 from kernels.attention.paged_attention import paged_attention
-from kernels.attention.plan import AttentionPlan, Parts, PartsSize, plan_attention, with_parts
+from kernels.attention.parts import Parts
+from kernels.attention.plan import AttentionPlan, plan_attention, with_parts, worst_parts_size
 from kernels.kv.rope_write_kv import rope_write_kv
 from kernels.layers import CompiledLayers
 from kernels.norms_rope.gate_mul import gate_mul
@@ -119,7 +120,6 @@ class Decoder:
         ]
         self._cos_sin = _rope_tables(config, context_tokens, pages.device)
         self._scale, self._softcap = config.attention_scale, config.blocks[0].softcap
-        self._scales_logits = config.logits_divisor != 1 or config.logits_softcap is not None
         self._context_tokens = context_tokens
         self._parts: Parts | None = None
         # None: the operators one by one.
@@ -143,7 +143,7 @@ class Decoder:
         if dispatch.path_for(self.weights.norm) != "triton":
             return
         config, norm = self._config, self.weights.norm
-        size = PartsSize.worst(
+        size = worst_parts_size(
             rows=rows,
             tokens=tokens,
             positions=self._context_tokens,
@@ -223,25 +223,21 @@ class Decoder:
         total = residual + branch
         return total, total
 
-    @property
-    def logits_dtype(self) -> torch.dtype:
-        """The head's, of which kernels widen what they read; of logits that are scaled or capped
-        float32, in which that is done.
-        """
-        return torch.float32 if self._scales_logits else self.weights.head.dtype
+    def logits(
+        self, states: States, tokens: Tensor, out: Tensor | None = None, *, is_wide: bool = True
+    ) -> Tensor:
+        """Of some of the states, [len(tokens), vocab] float32; in `out`, if given.
 
-    def logits(self, states: States, tokens: Tensor, out: Tensor | None = None) -> Tensor:
-        """Of some of the states, [len(tokens), vocab] of `logits_dtype`; in `out`, if given.
-
-        Only of those whose logits are wanted: the vocabulary is wide.
+        Only of those whose logits are wanted: the vocabulary is wide. With `is_wide` False as the
+        head gives them, unless they are scaled or capped.
         """
         norm, eps = self.weights.norm, self._config.norm_eps
         hidden = add_rms_norm_rows(states.hidden, states.residual, tokens, norm, eps)
-        head = self.weights.head
-        if not self._scales_logits:
-            return head(hidden) if out is None else head.into(hidden, out)
-        wide = head(hidden).float() if out is None else out.copy_(head(hidden))
+        logits = self.weights.head(hidden)
         divisor, cap = self._config.logits_divisor, self._config.logits_softcap
+        if not is_wide and divisor == 1 and cap is None:
+            return logits
+        wide = logits.float() if out is None else out.copy_(logits)
         if divisor != 1:
             wide.div_(divisor)
         return wide if cap is None else wide.div_(cap).tanh_().mul_(cap)

@@ -32,7 +32,8 @@ from kernels.attention.paged_attention import (
     paged_attention,
     paged_attention_reference,
 )
-from kernels.attention.plan import PARTS_MAX, SHORT_TILE, SPLIT, TASK, AttentionPlan, dim_tile
+from kernels.attention.parts import dim_tile
+from kernels.attention.plan import PARTS_MAX, SHORT_TILE, SPLIT, TASK, AttentionPlan
 from kernels.attention.triton_launch import PARTS_AT_ONCE, Tiling, parts_for, short_tiling
 from kernels.checks import require
 from kernels.kv import fp8
@@ -96,8 +97,8 @@ def _decode_attention_triton(
     decode_kernel[(jit.programs(q.device, tiling.programs),)](
         q, k, v, q_norm, k_norm, cos_sin, slot_mapping,
         fp8.as_bytes(k_pages), fp8.as_bytes(v_pages), out,
-        parts.sums, parts.tops, parts.totals, parts.arrived,
-        parts.tops if scales is None else scales,
+        parts.short.sums, parts.short.tops, parts.short.totals, parts.arrived,
+        parts.short.tops if scales is None else scales,
         block_tables, plan.short.table, plan.short.total, plan.short.kept_starts,
         block_tables.stride(0), cos_sin.size(0), k_pages.size(0) * block_size, eps,
         scale * math.log2(math.e), window or 0, softcap or 0.0,

@@ -33,6 +33,7 @@ import torch
 from torch import Tensor
 
 from kernels import jit
+from kernels.attention.parts import Parts, PartsSize
 from kernels.checks import refuse, require_ids
 from kernels.jit import constexpr, pointer, scalar, tl
 
@@ -44,7 +45,8 @@ SPLIT: Final = 256
 # a single row still fills a GPU, and 256 rows of 32 heads of 128 keep 545 MB whatever they see.
 PARTS_MAX: Final = 128
 # A chunk of 64 tokens at 100k of context: 2 tiles x 8 KV heads are 16 tasks, in 9 splits 144. The
-# partial sums of a tile are 128 KiB, written and read while it multiplies for about 130 us.
+# partial sums of a tile are 128 KiB, written and read while it multiplies for about 130 us. 8192
+# tokens of 32 heads of 128 keep 1.23 GB at 128k of context, besides what short rows keep.
 LONG_SPLIT: Final = 8192
 # Splits of a long row that are of one size, before those of twice the size. Sizes that grow keep
 # few parts of long prompts, and stay where they are however a prompt is cut into chunks.
@@ -90,43 +92,36 @@ class AttentionPlan:
         return self.short_tokens <= 1 and not self.has_long
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartsSize:
-    """What a step keeps of tiles with several splits."""
+def parts_size(
+    plan: AttentionPlan, *, rows: int, tokens: int, kv_heads: int, group: int, head_dim: int
+) -> PartsSize:
+    """What a step of so many rows and query tokens keeps at most."""
+    heads, most = kv_heads * group, plan.context_max
+    return PartsSize(
+        short=short_parts(rows, tokens, plan.short_tokens, most) * heads,
+        long=long_parts(tokens, most) * heads if plan.has_long else 0,
+        head_dim=head_dim,
+        counters=rows * kv_heads,
+    )
 
-    # (split, query token, head); 0 if no row can have several splits.
-    parts: int
-    head_dim: int
-    # (row, KV head), of which programs count how many of its parts are there.
-    counters: int = 0
 
-    @classmethod
-    def of(
-        cls, plan: AttentionPlan, *, rows: int, tokens: int, kv_heads: int, group: int,
-        head_dim: int,
-    ) -> PartsSize:  # fmt: skip
-        """Of a step of so many rows and query tokens."""
-        most = plan.context_max
-        short = short_parts(rows, tokens, plan.short_tokens, most)
-        long = long_parts(tokens, most) if plan.has_long else 0
-        return cls(
-            parts=max(short, long) * kv_heads * group, head_dim=head_dim, counters=rows * kv_heads
-        )
+def worst_parts_size(
+    *, rows: int, tokens: int, positions: int, kv_heads: int, group: int, head_dim: int,
+    dtype: torch.dtype,
+) -> PartsSize:  # fmt: skip
+    """Of any step of no more rows, query tokens and positions.
 
-    @classmethod
-    def worst(
-        cls, *, rows: int, tokens: int, positions: int, kv_heads: int, group: int, head_dim: int,
-        dtype: torch.dtype,
-    ) -> PartsSize:  # fmt: skip
-        """Of any step of no more rows, query tokens and positions.
-
-        Not by what the KV pool holds: rows that share a prefix share its blocks, and each keeps
-        parts of its own.
-        """
-        short_tile, _ = tiles_for(group, dtype)
-        short = short_parts(rows, tokens, short_tile // group, positions)
-        parts = max(short, long_parts(tokens, positions)) * kv_heads * group
-        return cls(parts=parts, head_dim=head_dim, counters=rows * kv_heads)
+    Not by what the KV pool holds: rows that share a prefix share its blocks, and each keeps parts
+    of its own.
+    """
+    heads, (short_tile, _) = kv_heads * group, tiles_for(group, dtype)
+    return PartsSize(
+        short=short_parts(rows, tokens, short_tile // group, positions) * heads,
+        # A token alone is a short row.
+        long=long_parts(tokens, positions) * heads if tokens > 1 else 0,
+        head_dim=head_dim,
+        counters=rows * kv_heads,
+    )
 
 
 def with_parts(
@@ -136,17 +131,14 @@ def with_parts(
     """The plan with room for its parts: that which is `kept`, else an allocation of its own."""
     if kept is not None:
         return replace(plan, parts=kept)
-    size = PartsSize.of(
+    size = parts_size(
         plan, rows=rows, tokens=tokens, kv_heads=kv_heads, group=group, head_dim=head_dim
     )
     return replace(plan, parts=Parts.of(size, plan.short.table.device))
 
 
 def short_parts(rows: int, tokens: int, short_tokens: int, positions: int) -> int:
-    """What short rows of no more than `short_tokens` and `positions` keep at most, per head.
-
-    Short rows and long ones use the same room, one after the other.
-    """
+    """What short rows of no more than `short_tokens` and `positions` keep at most, per head."""
     splits = _short_splits_max(positions)
     kept = min(rows * min(PARTS_MAX, short_tokens * splits), tokens * splits)
     return kept if splits > 1 else 0
@@ -196,41 +188,6 @@ def long_splits(positions: int) -> int:
 def long_start(split: int) -> int:
     """In units of LONG_SPLIT."""
     return ((LONG_ALIKE + split % LONG_ALIKE) << (split // LONG_ALIKE)) - LONG_ALIKE
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """Room for the parts of a step's results: one serves all its layers, and every later step."""
-
-    sums: Tensor
-    tops: Tensor
-    totals: Tensor
-    # int32, zeros between launches (`decode_kernel`).
-    arrived: Tensor
-
-    @classmethod
-    def of(cls, size: PartsSize, device: torch.device) -> Parts:
-        # Each begins at a multiple of 16 bytes, or a kernel would be compiled anew.
-        kept = -(-size.parts // 4) * 4
-        tops, totals = torch.empty((2, kept), dtype=torch.float32, device=device)
-        sums = torch.empty((kept, dim_tile(size.head_dim)), dtype=torch.float32, device=device)
-        arrived = torch.zeros(max(1, size.counters), dtype=torch.int32, device=device)
-        return cls(sums=sums, tops=tops, totals=totals, arrived=arrived)
-
-    def require_room(self, size: PartsSize) -> None:
-        """ValueError unless a step of this size fits."""
-        kept, width = self.sums.shape
-        if kept < size.parts:
-            refuse("parts", f"must hold {size.parts} parts")
-        if len(self.arrived) < size.counters:
-            refuse("parts", f"must count those of {size.counters} rows and KV heads")
-        if width != dim_tile(size.head_dim):
-            refuse("parts", f"must be for heads of {dim_tile(size.head_dim)}")
-
-
-def dim_tile(head_dim: int) -> int:
-    """Columns of a tile: the least of which a tensor core takes one half, or all of a head's."""
-    return max(32, jit.power_of_two(head_dim))
 
 
 def tiles_for(group: int, dtype: torch.dtype) -> tuple[int, int]:

@@ -5,10 +5,11 @@ formula  A task is a tile of queries against a split of positions (`plan`): with
          sums = weights v, the tile of one split writes sums / total; parts of several are added up
          in the order of splits: out = sum of sums * 2^(top - highest)
          over sum of total * 2^(top - highest)
-shapes   of parts = splits * tokens * heads (`plan.Parts`):
+shapes   of parts = splits * tokens * heads (`parts.Kept`):
          sums [parts, dim_tile], tops and totals [parts] float32
 cost     as paged_attention; a launch for short rows and one for long ones, and after each one more
-         if a row may be split. Steps that only decode take `decode_kernel` instead
+         if a row may be split; `triton_launch` has the two beside each other. Steps that only
+         decode take `decode_kernel` instead
 after    FlashAttention-2 (Dao 2023: queries outermost, the diagonal apart, one division at the end,
          the scale inside the power), Flash-Decoding (Dao et al. 2023: splits), FlashInfer (Ye et
          al. 2025: the heads of a KV head in a tile, tasks planned once per step) and Triton's

@@ -2,18 +2,23 @@
 
 shapes   as in paged_attention
 cost     a launch for short rows and one for long ones, and after each one that adds up parts, if
-         any context is longer than a split
+         any context is longer than a split; on CUDA those of long rows are beside those of short
+         ones, on a stream of their own: the ones wait for memory, the others multiply
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from kernels import jit
+from kernels import jit, variants
+from kernels.attention.parts import Kept, Parts, dim_tile
 from kernels.attention.plan import (
     LONG_ALIKE,
     LONG_SPLIT,
@@ -21,10 +26,8 @@ from kernels.attention.plan import (
     SPLIT,
     TASK,
     AttentionPlan,
-    Parts,
-    PartsSize,
     Tasks,
-    dim_tile,
+    parts_size,
     plan_attention,
 )
 from kernels.attention.triton_kernels import attend_kernel, combine_kernel
@@ -97,7 +100,7 @@ _ROWS_APART = 16
 
 def _combine(
     out: Tensor,
-    parts: Parts,
+    parts: Kept,
     row_tensors: tuple[Tensor, Tensor, Tensor],
     tile_tokens: int,
     window: int,
@@ -125,13 +128,50 @@ def _combine(
 def parts_for(plan: AttentionPlan, q: Tensor, *, rows: int, kv_heads: int) -> Parts:
     """The plan's own room, or some of this call alone. ValueError if it is too small."""
     tokens, heads, head_dim = q.shape
-    size = PartsSize.of(
+    size = parts_size(
         plan, rows=rows, tokens=tokens, kv_heads=kv_heads, group=heads // kv_heads,
         head_dim=head_dim,
     )  # fmt: skip
     parts = Parts.of(size, q.device) if plan.parts is None else plan.parts
     parts.require_room(size)
     return parts
+
+
+def _has_streams(device: torch.device) -> bool:
+    return device.type == "cuda"
+
+
+@cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all launches on the device."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def _beside(
+    plan: AttentionPlan, parts: Parts, device: torch.device
+) -> Iterator[AbstractContextManager[object]]:
+    """Long rows are launched inside of what it gives, and short ones outside of that.
+
+    Where they do not take turns that is a stream beside the current one, which is behind all that
+    the current one was given before, and is joined again in the end. The join suffices for all
+    that both use: neither writes what the other reads or writes, as tokens of the result and room
+    for parts are the one's or the other's; and whatever comes later on the current stream, be it
+    the next layer or somebody who was given memory that is free again, is behind the join. So
+    tensors that were allocated on the current stream before, and are let go of afterwards, need no
+    `record_stream`; nothing may be allocated inside. A graph that records the current stream
+    takes fork and join as edges between its kernels.
+    """
+    is_wanted = variants.is_on("chunks-beside-decodes") and plan.has_long and parts.are_apart
+    if not is_wanted or not _has_streams(device):
+        yield nullcontext()
+        return
+    here, side = torch.cuda.current_stream(device), _side_stream(device)
+    side.wait_stream(here)
+    try:
+        yield torch.cuda.stream(side)
+    finally:
+        here.wait_stream(side)
 
 
 def paged_attention_triton(
@@ -163,7 +203,7 @@ def paged_attention_triton(
     }  # fmt: skip
     is_masked = window is not None or softcap is not None
 
-    def attend(tasks: Tasks, query_tile: int, *, is_long: bool) -> None:
+    def attend(tasks: Tasks, kept: Kept, query_tile: int, *, is_long: bool) -> None:
         split = LONG_SPLIT if is_long else SPLIT
         if is_long:
             tiling = long_tiling(q, group, block_size, is_fp8=is_fp8)
@@ -171,7 +211,7 @@ def paged_attention_triton(
             tiling = short_tiling(q, group, block_size, is_fp8=is_fp8, is_masked=is_masked)
         attend_kernel[(jit.programs(q.device, tiling.programs),)](
             q, fp8.as_bytes(k_pages), fp8.as_bytes(v_pages), k, v, out,
-            parts.sums, parts.tops, parts.totals, parts.tops if scales is None else scales,
+            kept.sums, kept.tops, kept.totals, kept.tops if scales is None else scales,
             block_tables, tasks.table, tasks.total,
             int(k is not q), block_tables.stride(0), scale * math.log2(math.e),
             window or 0, softcap or 0.0, q.stride(0), k.stride(0), v.stride(0),
@@ -185,10 +225,12 @@ def paged_attention_triton(
         if plan.context_max > (split if is_long else split + split // 2 - 1):
             row_tensors = query_starts, context_lengths, tasks.kept_starts
             _combine(
-                out, parts, row_tensors, query_tile // group, window or 0, sizes, is_long=is_long
+                out, kept, row_tensors, query_tile // group, window or 0, sizes, is_long=is_long
             )
 
-    attend(plan.short, plan.short_tile, is_long=False)
-    if plan.has_long:
-        attend(plan.long, plan.long_tile, is_long=True)
+    with _beside(plan, parts, q.device) as on_its_stream:
+        if plan.has_long:
+            with on_its_stream:
+                attend(plan.long, parts.long, plan.long_tile, is_long=True)
+        attend(plan.short, parts.short, plan.short_tile, is_long=False)
     return out

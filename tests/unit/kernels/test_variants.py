@@ -24,19 +24,19 @@ def test_what_nobody_timed_is_off() -> None:
 
 
 def test_words_choose_besides_the_table() -> None:
-    assert variants.taken() == ["decode-in-one"]
+    assert variants.taken() == ["decode-in-one", "chunks-beside-decodes"]
     variants.choose(["programmatic-launch", "no-decode-in-one"])
-    assert variants.taken() == ["programmatic-launch"]
+    assert variants.taken() == ["chunks-beside-decodes", "programmatic-launch"]
     with variants.forced("programmatic-launch", False), variants.forced("decode-in-one", True):
-        assert variants.taken() == ["decode-in-one"]
-    assert variants.taken() == ["programmatic-launch"]
+        assert variants.taken() == ["decode-in-one", "chunks-beside-decodes"]
+    assert variants.taken() == ["chunks-beside-decodes", "programmatic-launch"]
 
 
 def test_a_worker_refuses_what_nobody_knows() -> None:
     assert WorkerSettings(model="m").kernel_variants == ()
     given = WorkerSettings(model="m", kernel_variants=("programmatic-launch", "no-decode-in-one"))
     variants.choose(given.kernel_variants)
-    assert variants.taken() == ["programmatic-launch"]
+    assert variants.taken() == ["chunks-beside-decodes", "programmatic-launch"]
     with pytest.raises(ValueError, match="kernel_variants knows no variant 'fast'; there are"):
         WorkerSettings(model="m", kernel_variants=("fast",))
 

@@ -12,8 +12,8 @@ from kernels.attention import triton_launch
 from kernels.attention.paged_attention import paged_attention, paged_attention_reference
 from kernels.attention.plan import (
     SPLIT,
-    PartsSize,
     attention_plan_reference,
+    parts_size,
     plan_attention,
     tiles_for,
 )
@@ -250,17 +250,17 @@ def test_plan(rows: list[tuple[int, int]], group: int, dtype: torch.dtype) -> No
         short_tokens = tiles[0] // group
         expected = attention_plan_reference(starts, contexts, short_tokens, tiles[1] // group)
         shorts, longs, *kept = expected
-        worst = PartsSize.of(
+        worst = parts_size(
             plan, rows=len(rows), tokens=int(counts.sum()), kv_heads=1, group=1, head_dim=16
         )
-    for part, tasks, starts_kept in (
-        (plan.short, shorts, kept[0]),
-        (plan.long, longs, kept[1]),
+    for part, tasks, starts_kept, room in (
+        (plan.short, shorts, kept[0], worst.short),
+        (plan.long, longs, kept[1], worst.long),
     ):
         assert [tuple(task) for task in part.table[: int(part.total[0]),].tolist()] == tasks
         assert part.kept_starts.tolist() == starts_kept
         assert len(part.table) >= len(tasks)
-        assert starts_kept[-1] <= worst.parts
+        assert starts_kept[-1] <= room
 
 
 def test_a_bound_too_low_writes_no_task_beyond_its_room() -> None:

@@ -24,6 +24,7 @@ from gpu_worker.runner.warm_up import make_ready
 from kernels import dispatch
 from kernels.attention import decode_attention, triton_launch
 from kernels.attention import plan as attention_plan
+from kernels.attention.parts import Parts, PartsSize
 from kernels.sampling.logprobs import token_logprobs
 from tests.support.ahead import Model, play
 from tests.support.launch_keys import LaunchKeys, launch_keys
@@ -142,9 +143,9 @@ def test_the_record_tells_compiles_apart(warm: Warm) -> None:
         token_logprobs(logits, ids[1:], 7)
 
 
-# Of prompts' log-probabilities, of which no recorded step is: the last layer attends with all
-# tokens, here the only one with a window.
-NOT_RECORDED = {"attend_kernel"}
+# Of prompts' log-probabilities, of which no recorded step is: they are ranked where they begin at
+# even places, and the last layer attends with all tokens, here the only one with a window.
+NOT_RECORDED = {"_rank_kernel", "_merge_kernel", "attend_kernel"}
 
 
 def test_a_start_finds_its_kernels_compiled_ahead(warm: Warm) -> None:
@@ -224,13 +225,13 @@ def test_attention_keeps_its_parts_between_steps(
 ) -> None:
     """Mixed ones too: rows in one split and in several, short and long."""
     taken: list[int] = []
-    of = attention_plan.Parts.of
+    of = Parts.of
 
-    def noted(size: attention_plan.PartsSize, device: torch.device) -> attention_plan.Parts:
-        taken.append(size.parts)
+    def noted(size: PartsSize, device: torch.device) -> Parts:
+        taken.append(size.short)
         return of(size, device)
 
-    monkeypatch.setattr(attention_plan.Parts, "of", noted)
+    monkeypatch.setattr(Parts, "of", noted)
     run(warm, (70, {}), (3, {}), (40, {}), chunk_tokens=30)
     assert not taken
     # Otherwise nothing is proven: without what is kept, each plan takes its own.

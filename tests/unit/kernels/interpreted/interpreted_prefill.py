@@ -13,7 +13,8 @@ from kernels import jit
 from kernels.attention import plan as attention_plan
 from kernels.attention import triton_launch
 from kernels.attention.paged_attention import paged_attention
-from kernels.attention.plan import AttentionPlan, Parts, PartsSize, plan_attention, with_parts
+from kernels.attention.parts import Parts
+from kernels.attention.plan import AttentionPlan, parts_size, plan_attention, with_parts
 from kernels.attention.triton_kernels import combine_kernel
 from kernels.kv import fp8
 from tests.unit.kernels.paged_cases import PagedCase, excess_over, paged_case, widened
@@ -291,9 +292,9 @@ def test_one_room_serves_many_calls(generator: torch.Generator, short_splits: No
 def test_a_room_too_small_is_refused(generator: torch.Generator) -> None:
     case = paged_case(generator, counts=[1], contexts=[1100], dtype=torch.float16)
     plan = plan_of(case, has_parts=False)
-    size = PartsSize.of(plan, rows=1, tokens=1, kv_heads=2, group=2, head_dim=32)
-    assert size.parts == attention_plan.short_splits(1100) * 4
-    for change in ({"parts": 8}, {"head_dim": 64}):
+    size = parts_size(plan, rows=1, tokens=1, kv_heads=2, group=2, head_dim=32)
+    assert size.short == attention_plan.short_splits(1100) * 4
+    for change in ({"short": 8}, {"head_dim": 64}):
         parts = Parts.of(dataclasses.replace(size, **change), case.q.device)
         with pytest.raises(ValueError, match=r"^parts: "):
             paged_attention(*case.arguments(), dataclasses.replace(plan, parts=parts))
