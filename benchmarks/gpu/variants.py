@@ -9,7 +9,10 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Final
 
+from torch import Tensor
+
 from benchmarks.gpu.bench import Bench
+from benchmarks.gpu.mixed import Mixed
 from benchmarks.gpu.models import random_weights, shapes
 from benchmarks.gpu.steps import Batch, quick_on_cpu
 from benchmarks.gpu.turns import decision, figures
@@ -17,6 +20,7 @@ from kernels import variants
 from kernels.attention import decode_attention, plan, triton_launch
 
 OF_DECODES: Final = ("decode-in-one", "programmatic-launch")
+OF_MIXED: Final = "chunks-beside-decodes"
 SPLITS: Final = "splits of 512"
 
 
@@ -24,6 +28,7 @@ def each(bench: Bench) -> None:
     verdicts: dict[str, list[str]] = {}
     with quick_on_cpu(bench):
         _decodes(bench, verdicts)
+        _mixed(bench, verdicts)
     for name, found in verdicts.items():
         is_default = _is_default(name)
         bench.row(
@@ -53,6 +58,29 @@ def _decodes(bench: Bench, verdicts: dict[str, list[str]]) -> None:
             taken, without = (name, "usual") if not _is_default(name) else ("usual", name)
             of = {"taken": found[taken], "without": found[without]}
             _say(bench, verdicts, name, shape.name, rows, context, of)
+
+
+def _mixed(bench: Bench, verdicts: dict[str, list[str]]) -> None:
+    """Steps of a chunk beside decodes, each way recorded with room for its parts."""
+    shape = shapes(bench)[-1]
+    weights = random_weights(shape, bench)
+    bench.free()
+    ways = {"taken": True, "without": False}
+    made: dict[str, Mixed] = {}
+    pages: Tensor | None = None
+    for way, is_taken in ways.items():
+        with variants.forced(OF_MIXED, is_taken):
+            made[way] = Mixed(shape, weights, bench, pages)
+        pages = made[way].pages
+
+    def step_s(way: str) -> float:
+        with variants.forced(OF_MIXED, ways[way]):
+            return made[way].step_s()
+
+    found = bench.in_turns({way: partial(step_s, way) for way in ways})
+    one = made["taken"]
+    what = f"{shape.name}, a chunk of {one.chunk}"
+    _say(bench, verdicts, OF_MIXED, what, one.rows, one.context, found)
 
 
 def _is_default(name: str) -> bool:
