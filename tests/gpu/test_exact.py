@@ -13,22 +13,26 @@ import torch
 from torch import Tensor
 
 from gpu_worker.runner.device_streams import streams_for
-from kernels import jit
+from kernels import jit, variants
+from kernels.attention import triton_launch
 from kernels.attention.paged_attention import paged_attention
-from kernels.attention.plan import LONG_TILE, SPLIT
+from kernels.attention.plan import LONG_TILE, SPLIT, AttentionPlan
 from kernels.kv import fp8
 from kernels.kv.rope_write_kv import rope_write_kv
-from kernels.linear.packed_linear import PackedLinear
 from kernels.norms_rope.rms_norm import add_rms_norm
 from kernels.rows.edit_rows import edit_rows
-from kernels.sampling.edited_rows import EditedRows, sampled_logits
 from kernels.sampling.logprobs import token_logprobs
 from kernels.sampling.sample import sample
 from tests.support.on_device import DEVICE, IS_GPU, MadeOn
 from tests.unit.kernels.interpreted import interpreted_decode
 from tests.unit.kernels.interpreted.interpreted_decode import Step, step_of
 from tests.unit.kernels.interpreted.interpreted_edit_rows import SLOTS, device_rows
-from tests.unit.kernels.interpreted.interpreted_prefill import row_of
+from tests.unit.kernels.interpreted.interpreted_prefill import (
+    SHORT_SPLIT,
+    plan_of,
+    row_of,
+    split_every,
+)
 from tests.unit.kernels.interpreted.interpreted_sampling import ROWS, params
 from tests.unit.kernels.paged_cases import PagedCase, paged_case
 
@@ -151,6 +155,46 @@ def test_prompts_and_tokens_beside_each_other(
         assert torch.equal(paged_attention(*own.arguments(), **own.options()), result[start:end])
 
 
+@NEEDS_TRITON
+@pytest.mark.parametrize("window", [None, 200])
+def test_on_two_streams_or_on_one(
+    generator: torch.Generator, window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of rows that keep parts, short and long; layer after layer in the same room, as in a step."""
+    split_every(SHORT_SPLIT, monkeypatch)
+    case = mixed(generator, window=window)
+    layers = [case, replace(case, q=case.q.flip(0).contiguous()), case]
+
+    def attended(plan: AttentionPlan) -> list[Tensor]:
+        return [paged_attention(*each.arguments(), plan, **each.options()) for each in layers]
+
+    with variants.forced("chunks-beside-decodes", False):
+        expected = attended(plan_of(case))
+    assert not torch.equal(expected[0], expected[1])
+    plan, out, streams = plan_of(case), torch.zeros_like(torch.stack(expected)), streams_for(DEVICE)
+    # Otherwise nothing is beside anything.
+    assert plan.parts is not None
+    assert plan.parts.are_apart
+    for kept in (plan.short.kept_starts, plan.long.kept_starts):
+        assert int(kept[-1]) > 0
+
+    def attend() -> None:
+        torch.stack(attended(plan), out=out)
+
+    for _ in range(REPEATS):
+        attend()
+        assert torch.equal(out, torch.stack(expected))
+    assert (triton_launch._side_stream.cache_info().currsize > 0) is IS_GPU
+    streams.finish()
+    with streams.computing():
+        launch = streams.record(attend)
+        for _ in range(REPEATS):
+            out.zero_()
+            launch()
+            assert torch.equal(out, torch.stack(expected))
+    streams.finish()
+
+
 def test_however_a_prompt_is_cut(generator: torch.Generator) -> None:
     whole = row_of(mixed(generator), 1)
     result = paged_attention(*whole.arguments())
@@ -194,20 +238,13 @@ def test_keys_norms_and_sums(generator: torch.Generator) -> None:
             assert torch.equal(own, all_of_them[at])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_noise_filters_and_log_probabilities(
-    generator: torch.Generator, dtype: torch.dtype
-) -> None:
+def test_noise_filters_and_log_probabilities(generator: torch.Generator) -> None:
     """Of as many tokens as large vocabularies have."""
-    logits = (torch.randn(len(ROWS), 151_936, generator=generator) * 3).to(dtype)
+    logits = torch.randn(len(ROWS), 151_936, generator=generator) * 3
     wanted = params(ROWS)
     tokens, ok = sample(logits, wanted)
     told = token_logprobs(logits, tokens, 5)
     assert bool(ok.all())
-    # As wide as they are, and not converted: nobody can tell.
-    assert torch.equal(sample(logits.float(), wanted)[0], tokens)
-    wide = token_logprobs(logits.float(), tokens, 5)
-    assert all(torch.equal(own, known) for own, known in zip(wide, told, strict=True))
     for row in range(len(ROWS)):
         at = slice(row, row + 1)
         one = wanted.rows(torch.tensor([row]))
@@ -219,25 +256,13 @@ def test_noise_filters_and_log_probabilities(
 def test_penalties_biases_and_masks(generator: torch.Generator) -> None:
     vocab = 4099
     rows, slots = device_rows(vocab), torch.arange(SLOTS)
-    before = torch.randn(SLOTS, vocab, generator=generator).bfloat16()
-
-    def edited(logits: Tensor, of: Tensor) -> Tensor:
-        apart = EditedRows.of(len(of), vocab, logits.device)
-        edit_rows(logits, apart, rows.state, rows.rules, of)
-        return sampled_logits(logits, apart)
-
-    together = edited(before, slots)
-    assert not torch.equal(together, before.float())
+    before = torch.randn(SLOTS, vocab, generator=generator)
+    together, raw = before.clone(), torch.zeros_like(before)
+    edit_rows(together, raw, rows.state, rows.rules, slots)
+    assert not torch.equal(together, before)
     for row in range(SLOTS):
         at = slice(row, row + 1)
-        assert torch.equal(edited(before[at].clone(), slots[at]), together[at])
-
-
-@pytest.mark.parametrize("rows", [1, 8, 64, 256])
-def test_a_product_is_the_same_where_it_stays(generator: torch.Generator, rows: int) -> None:
-    """As logits are written: the same call of the same library."""
-    head = PackedLinear(torch.randn(8003, 256, generator=generator).bfloat16())
-    x = torch.randn(rows, 256, generator=generator).bfloat16()
-    out = torch.zeros(rows + 1, 8003, dtype=torch.bfloat16)
-    assert torch.equal(head.into(x, out[:rows]), head(x))
-    assert not out[rows].any()
+        own, own_raw = before[at].clone(), torch.zeros_like(before[at])
+        edit_rows(own, own_raw, rows.state, rows.rules, slots[at])
+        assert torch.equal(own, together[at])
+        assert torch.equal(own_raw, raw[at])

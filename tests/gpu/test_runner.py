@@ -17,7 +17,8 @@ from gpu_worker.runner.device_streams import DeviceStreams, NotRecorded, streams
 from gpu_worker.runner.graph_runner import GraphRunner
 from gpu_worker.runner.step_graphs import buckets_of
 from gpu_worker.runner.stepping import OneAhead
-from kernels import dispatch
+from kernels import dispatch, variants
+from kernels.attention import decode_attention, plan, triton_launch
 from tests.support.ahead import LateScheduler, Model, Played, play, replay
 from tests.support.mini_scheduler import MiniScheduler, sampling
 from tests.support.on_device import DEVICE, IS_GPU
@@ -145,6 +146,22 @@ def test_recorded_or_not_and_on_a_cpu(name: str, tmp_path: Path) -> None:
             # A number on the border of two codes falls to either side: see test_triton_parity.
             return
         replay(known.in_turns(), crowd, lambda: True)
+
+
+def test_attention_on_two_streams_or_on_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same plans, of rows whose attention keeps parts, short and long; recorded or not."""
+    for module in (plan, triton_launch, decode_attention):
+        monkeypatch.setattr(module, "SPLIT", 32)
+    for module in (plan, triton_launch):
+        monkeypatch.setattr(module, "LONG_SPLIT", 32)
+    with dispatch.forced("triton") if IS_GPU else dispatch.forced("torch"):
+        model = model_of(tmp_path / "model", "qwen3")
+        crowd = played(model)
+        replay(stepper(unrecorded(model)), crowd, lambda: False)
+        with variants.forced("chunks-beside-decodes", False):
+            replay(stepper(model.resident()), crowd, lambda: False)
 
 
 def test_most_steps_are_recorded(tmp_path: Path) -> None:
