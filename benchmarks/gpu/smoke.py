@@ -124,4 +124,4 @@ def tops(weights: Weights, bench: Bench, job: Job, output: Sequence[int]) -> Any
     decoder = Decoder(TINY_QWEN3.config, weights, pages, context_tokens=count)
     with torch.inference_mode(), dispatch.forced("torch"):
         logits = decoder.logits(decoder.forward(step), places[len(job.prompt) - 1 :])
-    return logits.topk(2)
+    return logits.float().topk(2)

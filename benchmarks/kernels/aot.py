@@ -46,6 +46,7 @@ MODULES: Final = (
     "rows.step_rows",
     "rows.edit_rows",
     "rows.advance_rows",
+    "sampling.edited_rows",
     "sampling.top_k_top_p",
     "sampling.logprobs",
     "sampling.sample",
@@ -294,13 +295,15 @@ def _launch_all(shape: Shape, modules: Mapping[str, ModuleType]) -> None:
         masked = {"window": window, "softcap": softcap}
         attend(q, *pages, *step, head_dim**-0.5, scales=scales, own=(k, v), **masked)
         _launch_decode(shape, modules, qkv[:4], pages, tables, scales, masked)
-    logits, token_ids = torch.empty(tokens, shape.vocab), torch.empty(tokens, dtype=torch.int64)
+    logits = torch.empty(tokens, shape.vocab, dtype=dtype)
+    token_ids = torch.empty(tokens, dtype=torch.int64)
+    edited = modules["edited_rows"].EditedRows.of(tokens, shape.vocab, logits.device)
     ids = dict.fromkeys(("top_k", "seed", "choice", "position"), token_ids)
     floats = {name: torch.empty(tokens) for name in ("temperature", "top_p", "min_p")}
     sampling = modules["sample"]
-    sampling.sample(logits, sampling.SamplingTensors(**ids, **floats))
+    sampling.sample(logits, sampling.SamplingTensors(**ids, **floats), None, edited)
     modules["logprobs"].token_logprobs(logits, token_ids, 20)
-    _launch_rows(shape, modules, token_ids, logits)
+    _launch_rows(shape, modules, token_ids, logits, edited)
 
 
 def _launch_decode(
@@ -325,7 +328,7 @@ def _launch_decode(
 
 
 def _launch_rows(
-    shape: Shape, modules: Mapping[str, ModuleType], column: Tensor, logits: Tensor
+    shape: Shape, modules: Mapping[str, ModuleType], column: Tensor, logits: Tensor, edited: Any
 ) -> None:
     """What moves rows from step to step: as many rows as `column` has."""
     rows = len(column)
@@ -347,7 +350,7 @@ def _launch_rows(
     asked = step.Asked(slots=column, starts=starts, token_ids=column)
     step.step_rows(state, asked, shape.block_size)
     rules = _rules(modules["edit_rows"].RuleState, rows, shape.vocab)
-    modules["edit_rows"].edit_rows(logits, logits, state, rules, column)
+    modules["edit_rows"].edit_rows(logits, edited, state, rules, column)
     modules["advance_rows"].advance_rows(state, rules, asked, column, column > 0)
 
 

@@ -94,7 +94,7 @@ class Rows:
         )
         states = self._decoder.forward(step)
         every = torch.arange(rows * count, device=tokens.device)
-        return self._decoder.logits(states, every).view(rows, count, -1)
+        return self._decoder.logits(states, every).float().view(rows, count, -1)
 
 
 def go_on(rows: Rows, tokens: Tensor, length: int, choose: Callable[[Tensor], Tensor]) -> Tensor:

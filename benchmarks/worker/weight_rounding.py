@@ -82,7 +82,7 @@ class Reader:
                 block_tables=self._tables[None],
             )
         )
-        return self._decoder.logits(states, self._rows)
+        return self._decoder.logits(states, self._rows).float()
 
 
 def write(reader: Reader, first: Tensor, tokens: int) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ For T tokens of any rows, in one pass:
                   q, k, v = qkv(h)                  q, k normalised (some families), then rotated
                   k, v -> pages;  x += output(attention(q, pages))
                   x += down(activation(gate) * up)
-    logits = head(norm(x[some tokens]))             float32, apart
+    logits = head(norm(x[some tokens]))             apart
 
 Once the last layer's keys and values are written, it goes on with `logits_indices` alone.
 Where the compiled kernels serve every operator, all layers are one call, with the same bits.
@@ -120,6 +120,7 @@ class Decoder:
         ]
         self._cos_sin = _rope_tables(config, context_tokens, pages.device)
         self._scale, self._softcap = config.attention_scale, config.blocks[0].softcap
+        self._scales_logits = config.logits_divisor != 1 or config.logits_softcap is not None
         self._context_tokens = context_tokens
         self._parts: Parts | None = None
         # None: the operators one by one.
@@ -223,21 +224,25 @@ class Decoder:
         total = residual + branch
         return total, total
 
-    def logits(
-        self, states: States, tokens: Tensor, out: Tensor | None = None, *, is_wide: bool = True
-    ) -> Tensor:
-        """Of some of the states, [len(tokens), vocab] float32; in `out`, if given.
+    @property
+    def logits_dtype(self) -> torch.dtype:
+        """The head's, of which kernels widen what they read; of logits that are scaled or capped
+        float32, in which that is done.
+        """
+        return torch.float32 if self._scales_logits else self.weights.head.dtype
 
-        Only of those whose logits are wanted: the vocabulary is wide. With `is_wide` False as the
-        head gives them, unless they are scaled or capped.
+    def logits(self, states: States, tokens: Tensor, out: Tensor | None = None) -> Tensor:
+        """Of some of the states, [len(tokens), vocab] of `logits_dtype`; in `out`, if given.
+
+        Only of those whose logits are wanted: the vocabulary is wide.
         """
         norm, eps = self.weights.norm, self._config.norm_eps
         hidden = add_rms_norm_rows(states.hidden, states.residual, tokens, norm, eps)
-        logits = self.weights.head(hidden)
+        head = self.weights.head
+        if not self._scales_logits:
+            return head(hidden) if out is None else head.into(hidden, out)
+        wide = head(hidden).float() if out is None else out.copy_(head(hidden))
         divisor, cap = self._config.logits_divisor, self._config.logits_softcap
-        if not is_wide and divisor == 1 and cap is None:
-            return logits
-        wide = logits.float() if out is None else out.copy_(logits)
         if divisor != 1:
             wide.div_(divisor)
         return wide if cap is None else wide.div_(cap).tanh_().mul_(cap)

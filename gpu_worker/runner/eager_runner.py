@@ -43,7 +43,7 @@ class EagerRunner:
         with torch.inference_mode():
             indices = logits_indices(step)
             states = self._decoder.forward(self._on_device(step, indices))
-            logits = self._decoder.logits(states, self._tensor(indices.sampled), is_wide=False)
+            logits = self._decoder.logits(states, self._tensor(indices.sampled))
             forward_ns = time.perf_counter_ns()
             prompt_logprobs = None
             if (wanted := step.prompt_logprobs) is not None:
@@ -156,7 +156,7 @@ def rank_samples(
     told = _room_for(len(rows), k, raw.device)
     for part in _ranked_parts(len(rows), raw.size(1)):
         index = rows[part]
-        _rank(raw[index].float(), token_ids[index], told, part)
+        _rank(raw[index], token_ids[index], told, part)
     return told
 
 

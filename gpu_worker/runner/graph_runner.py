@@ -38,6 +38,7 @@ from kernels.kv.fp8 import as_bytes
 from kernels.rows.advance_rows import ABSENT, advance_rows
 from kernels.rows.edit_rows import edit_rows
 from kernels.rows.step_rows import Asked, RowStep, step_rows
+from kernels.sampling.edited_rows import EditedRows
 from kernels.sampling.logprobs import K_MAX, LogprobBuffers
 from kernels.sampling.sample import SamplingBuffers, sample, token_logprobs
 
@@ -73,8 +74,9 @@ class GraphRunner:
         self._copies = BlockCopies(as_bytes(pages))
         slots, vocab, device = limits.slots, limits.vocab_size, streams.device
         self.rows = DeviceRows(limits, self._staging, device)
-        # Of every step, recorded or not. Raw: as the model made them, where anybody asks.
-        self._logits, self._raw = torch.zeros((2, slots, vocab), device=device)
+        # Of every step, recorded or not: as the model made them, and of rows with rules apart.
+        self._logits = torch.zeros((slots, vocab), dtype=decoder.logits_dtype, device=device)
+        self._edited = EditedRows.of(slots, vocab, device)
         self._contexts = torch.zeros(slots, dtype=torch.int32, device=device)
         self._sampling = SamplingBuffers.of(slots, vocab, device)
         self._logprobs = LogprobBuffers.of(slots, vocab, min(K_MAX, vocab), device)
@@ -150,25 +152,25 @@ class GraphRunner:
     def _sample(self, asked: Asked, odd: "_Odd | None" = None) -> list[Tensor]:
         """What became of each row, log-probabilities of samples, and of prompts."""
         rows = asked.slots.numel()
-        logits, raw = self._logits[:rows], self._raw[:rows]
+        logits, edited = self._logits[:rows], self._edited.first(rows)
         wanted = self.rows.samples(asked, self._contexts[:rows])
-        edit_rows(logits, raw, self.rows.state, self.rows.rules, wanted.slots)
-        token_ids, is_ok = sample(logits, wanted.params, self._sampling)
-        told = self._likeliest(raw, token_ids, wanted.logprobs, odd)
+        edit_rows(logits, edited, self.rows.state, self.rows.rules, wanted.slots)
+        token_ids, is_ok = sample(logits, wanted.params, self._sampling, edited)
+        told = self._likeliest(logits, token_ids, wanted.logprobs, odd)
         if odd is not None and (prompt := odd.inputs.prompt_logprobs) is not None:
             ends = odd.inputs.query_starts[1:].astype(np.int64)
             told += self._rank_prompt(prompt, ends, odd.states, odd.step)
         return [advance_rows(self.rows.state, self.rows.rules, asked, token_ids, is_ok), *told]
 
     def _likeliest(
-        self, raw: Tensor, token_ids: Tensor, wanted: Tensor, odd: "_Odd | None"
+        self, logits: Tensor, token_ids: Tensor, wanted: Tensor, odd: "_Odd | None"
     ) -> list[Tensor]:
         """Of all rows: logprob, ids and log-probabilities of the likeliest."""
         most = 0 if odd is None else int(odd.inputs.sampling.logprobs.max(initial=0))
         if most > K_MAX:
-            return list(rank_samples(raw, token_ids, self._order[: len(raw)], most))
+            return list(rank_samples(logits, token_ids, self._order[: len(logits)], most))
         k = self._logprobs.top_ids.size(1)
-        return list(token_logprobs(raw, token_ids, k, wanted, self._logprobs))
+        return list(token_logprobs(logits, token_ids, k, wanted, self._logprobs))
 
     def _rank_prompt(
         self, prompt: PromptLogprobTokens, ends: IntArray, states: States, step: RowStep

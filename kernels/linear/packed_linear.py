@@ -218,6 +218,13 @@ class PackedLinear:
         self._check(x)
         return self._multiply(x) if x.shape[0] else x.new_empty((0, self.out_features))
 
+    def into(self, x: Tensor, out: Tensor) -> Tensor:
+        """The same bits, in `out` [rows, out_features]; a GPU's library writes there itself."""
+        self._check(x)
+        if self.plain is None or self.bias is not None or x.device.type == "cpu":
+            return out.copy_(self(x))
+        return torch.mm(x, self.plain.T, out=out)
+
     @property
     def has_rows(self) -> bool:
         """Whether the weight can be read back: an embedding tied to the head then needs no copy."""

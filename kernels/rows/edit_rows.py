@@ -1,10 +1,11 @@
-"""edit_rows: what rows on the device change in their own logits before sampling, in place.
+"""edit_rows: what rows on the device change in their own logits before sampling, apart.
 
 formula  that of `kernels.sampling.logit_edits`, of the rules that lie beside the rows: biases;
          penalties of every token seen; -inf for stop tokens before `masked_until`, for the last
-         token of a bad word whose others are the row's newest, and for what is not allowed
-         raw[r] = logits[r] as the model made them, of rows that want log-probabilities
-shapes   logits, raw [R, vocab] float32, contiguous; slots [R] int64, -1 = not to be touched
+         token of a bad word whose others are the row's newest, and for what is not allowed.
+         Rows that have any are written to `edited`; the logits stay as the model made them
+shapes   logits [R, vocab] float32 | bfloat16 | float16, contiguous; edited EditedRows of as many;
+         slots [R] int64, -1 = no rules
          RuleState, one entry per slot: kinds (which rules there are), logprobs (-1 = none), prompt
                        [slots] int64; repetition, presence, frequency [slots] float32;
                        bias_ids [slots, any] int32, padded with -1, biases [slots, any] float32;
@@ -13,8 +14,9 @@ shapes   logits, raw [R, vocab] float32, contiguous; slots [R] int64, -1 = not t
                        words [slots, any, RECENT] int32, each at the end of its line after -1;
                        recent [slots, RECENT] int32: the token of index t at t modulo RECENT
 reads    nothing back to the host: the launches depend on R only
-cost     four launches; programs of rows without rules end at once, those of a row with penalties
-         or a list of allowed tokens read 8 bytes per token of the vocabulary
+cost     four launches; programs of rows without rules end at once. A row with any is widened, 6
+         bytes per token of the vocabulary; one with penalties or a list of allowed tokens takes 12
+         more
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from kernels import dispatch, jit
 from kernels.checks import require, require_ids
 from kernels.jit import constexpr, pointer, scalar, stride, tl
 from kernels.rows.step_rows import RowState
+from kernels.sampling.edited_rows import EditedRows
 from kernels.sampling.logprobs import require_logits
 from kernels.sampling.sortable_keys import CHUNK, chunks_of
 
@@ -78,15 +81,16 @@ class RuleState:
 
 
 def edit_rows_reference(
-    logits: Tensor, raw: Tensor, state: RowState, rules: RuleState, slots: Tensor
+    logits: Tensor, edited: EditedRows, state: RowState, rules: RuleState, slots: Tensor
 ) -> None:
     """The definition of correct."""
+    edited.is_edited.zero_()
     for row, slot in enumerate(slots.tolist()):
-        if slot < 0:
+        if slot < 0 or not _has_rules(state, rules, slot):
             continue
-        own, kinds = logits[row], int(rules.kinds[slot])
-        if rules.logprobs[slot] >= 0:
-            raw[row] = own
+        edited.is_edited[row] = 1
+        own, kinds = edited.logits[row], int(rules.kinds[slot])
+        own.copy_(logits[row])
         if kinds & BIASES:
             is_there = rules.bias_ids[slot] >= 0
             own[rules.bias_ids[slot][is_there].long()] += rules.biases[slot][is_there]
@@ -97,6 +101,11 @@ def edit_rows_reference(
             token = torch.arange(own.numel(), device=own.device)
             is_allowed = (rules.allowed[slot][token // BITS] >> (token % BITS)) & 1
             own[is_allowed == 0] = -math.inf
+
+
+def _has_rules(state: RowState, rules: RuleState, slot: int) -> bool:
+    has_stops = state.num_tokens[slot] < state.masked_until[slot]
+    return bool(has_stops) or int(rules.kinds[slot]) > 0
 
 
 def _penalise(own: Tensor, rules: RuleState, slot: int) -> None:
@@ -125,22 +134,27 @@ def _forbidden(state: RowState, rules: RuleState, slot: int) -> Tensor:
 
 
 @jit.compiled
-def _keep_kernel(
-    logits: pointer, raw: pointer, slots: pointer, logprobs: pointer,
-    vocab: stride, CHUNK: constexpr,
+def _widen_kernel(
+    logits: pointer, edited: pointer, is_edited: pointer, slots: pointer, kinds: pointer,
+    num_tokens: pointer, masked_until: pointer, vocab: stride, CHUNK: constexpr,
 ) -> None:  # fmt: skip
-    """Of a chunk of a row that wants log-probabilities: its logits as they are."""
-    row = tl.program_id(1).to(tl.int64)
+    """Of a chunk of a row that has rules: its logits as they are."""
+    chunk, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     slot = tl.load(slots + row)
-    if tl.load(logprobs + slot, mask=slot >= 0, other=-1) >= 0:
-        token = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
+    kind = tl.load(kinds + slot, mask=slot >= 0, other=0)
+    knows = tl.load(num_tokens + slot, mask=slot >= 0, other=0)
+    has_rules = (kind > 0) | (knows < tl.load(masked_until + slot, mask=slot >= 0, other=0))
+    if chunk == 0:
+        tl.store(is_edited + row, has_rules.to(tl.int32))
+    if has_rules:
+        token = chunk * CHUNK + tl.arange(0, CHUNK)
         logit = tl.load(logits + row * vocab + token, mask=token < vocab)
-        tl.store(raw + row * vocab + token, logit, mask=token < vocab)
+        tl.store(edited + row * vocab + token, logit.to(tl.float32), mask=token < vocab)
 
 
 @jit.compiled
 def _bias_kernel(
-    logits: pointer, slots: pointer, kinds: pointer, bias_ids: pointer, biases: pointer,
+    edited: pointer, slots: pointer, kinds: pointer, bias_ids: pointer, biases: pointer,
     vocab: stride, count: scalar, BIASES: constexpr, TILE: constexpr,
 ) -> None:  # fmt: skip
     """Of a row."""
@@ -151,14 +165,14 @@ def _bias_kernel(
             at = start + tl.arange(0, TILE)
             token = tl.load(bias_ids + slot * count + at, mask=at < count, other=-1)
             is_in = token >= 0
-            place = logits + row * vocab + token
+            place = edited + row * vocab + token
             bias = tl.load(biases + slot * count + at, mask=is_in, other=0.0)
             tl.store(place, tl.load(place, mask=is_in, other=0.0) + bias, mask=is_in)
 
 
 @jit.compiled
 def _penalise_kernel(
-    logits: pointer, slots: pointer, kinds: pointer, repetition: pointer, presence: pointer,
+    edited: pointer, slots: pointer, kinds: pointer, repetition: pointer, presence: pointer,
     frequency: pointer, seen: pointer, allowed: pointer, vocab: stride, words: scalar,
     PENALTIES: constexpr, ALLOWED: constexpr, BITS: constexpr, CHUNK: constexpr,
 ) -> None:  # fmt: skip
@@ -169,7 +183,7 @@ def _penalise_kernel(
     if (kind & (PENALTIES | ALLOWED)) > 0:
         token = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
         is_in = token < vocab
-        place = logits + row * vocab + token
+        place = edited + row * vocab + token
         logit = tl.load(place, mask=is_in, other=0.0)
         is_penal = is_in & ((kind & PENALTIES) > 0)
         times = tl.load(seen + slot * vocab + token, mask=is_penal, other=0)
@@ -187,7 +201,7 @@ def _penalise_kernel(
 
 @jit.compiled
 def _forbid_kernel(
-    logits: pointer, slots: pointer, kinds: pointer, num_tokens: pointer, masked_until: pointer,
+    edited: pointer, slots: pointer, kinds: pointer, num_tokens: pointer, masked_until: pointer,
     stops: pointer, prompt: pointer, words: pointer, recent: pointer,
     vocab: stride, stops_count: scalar, words_count: scalar,
     WORDS: constexpr, RECENT: constexpr, TILE: constexpr, WORDS_TILE: constexpr,
@@ -195,7 +209,7 @@ def _forbid_kernel(
     """Of a row: stop tokens while they are masked, and what would complete a bad word."""
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)
-    own = logits + row * vocab
+    own = edited + row * vocab
     knows = tl.load(num_tokens + slot, mask=slot >= 0, other=0)
     if knows < tl.load(masked_until + slot, mask=slot >= 0, other=0):
         for start in range(0, stops_count, TILE):
@@ -225,22 +239,25 @@ _WARPS = 8
 
 
 def _edit_rows_triton(
-    logits: Tensor, raw: Tensor, state: RowState, rules: RuleState, slots: Tensor
+    logits: Tensor, edited: EditedRows, state: RowState, rules: RuleState, slots: Tensor
 ) -> None:
     rows, vocab = logits.shape
     grid = (chunks_of(vocab), rows)
-    _keep_kernel[grid](logits, raw, slots, rules.logprobs, vocab, CHUNK=CHUNK)
+    _widen_kernel[grid](
+        logits, edited.logits, edited.is_edited, slots, rules.kinds,
+        state.num_tokens, state.masked_until, vocab, CHUNK=CHUNK,
+    )  # fmt: skip
     _bias_kernel[(rows,)](
-        logits, slots, rules.kinds, rules.bias_ids, rules.biases, vocab, rules.biases.size(1),
-        BIASES=BIASES, TILE=_TILE,
+        edited.logits, slots, rules.kinds, rules.bias_ids, rules.biases,
+        vocab, rules.biases.size(1), BIASES=BIASES, TILE=_TILE,
     )  # fmt: skip
     _penalise_kernel[grid](
-        logits, slots, rules.kinds, rules.repetition, rules.presence, rules.frequency,
+        edited.logits, slots, rules.kinds, rules.repetition, rules.presence, rules.frequency,
         rules.seen, rules.allowed, vocab, rules.allowed.size(1),
         PENALTIES=PENALTIES, ALLOWED=ALLOWED, BITS=BITS, CHUNK=CHUNK, num_warps=_WARPS,
     )  # fmt: skip
     _forbid_kernel[(rows,)](
-        logits, slots, rules.kinds, state.num_tokens, state.masked_until, state.stops,
+        edited.logits, slots, rules.kinds, state.num_tokens, state.masked_until, state.stops,
         rules.prompt, rules.words, rules.recent, vocab, state.stops.size(1), rules.words.size(1),
         WORDS=WORDS, RECENT=RECENT, TILE=_TILE, WORDS_TILE=_WORDS_TILE,
     )  # fmt: skip
@@ -254,12 +271,11 @@ _PATHS = {
 
 
 def edit_rows(
-    logits: Tensor, raw: Tensor, state: RowState, rules: RuleState, slots: Tensor
+    logits: Tensor, edited: EditedRows, state: RowState, rules: RuleState, slots: Tensor
 ) -> None:
-    """Apply the rules of each row's slot to its logits; `raw` are first those of the model."""
-    require_logits(logits)
-    require_logits(raw)
-    require(raw.shape == logits.shape, "raw", "must have the shape of logits")
+    """Write to `edited` which rows have rules, and the logits of these with their rules applied."""
+    require_logits(logits, torch.bfloat16, torch.float16)
+    require(edited.logits.shape == logits.shape, "edited", "must have the shape of logits")
     require(rules.seen.size(1) == logits.size(1), "rules", "must be of this vocabulary")
     require_ids(slots, "slots", dtype=torch.int64, shape=(logits.size(0),))
-    _PATHS[dispatch.path_for(logits)](logits, raw, state, rules, slots)
+    _PATHS[dispatch.path_for(logits)](logits, edited, state, rules, slots)

@@ -2,7 +2,8 @@
 
 formula  logprob(id) = (logits[id] - max) - log(sum exp(logits - max))
          the k likeliest are ordered by falling logit, then rising id
-shapes   logits [rows, vocab] float32, contiguous; token_ids [rows] int64, in range;
+shapes   logits [rows, vocab] float32, or bfloat16 | float16: as if widened, contiguous;
+         token_ids [rows] int64, in range;
          wanted [rows] int64 or None: a row below 0 is passed over, and its outputs stay
 returns  (logprob [rows], top_ids [rows, k] int64, top_logprobs [rows, k])
 triton   No sort: a chunk of a row takes its largest k times over, a second kernel does so among
@@ -21,6 +22,7 @@ from torch import Tensor
 from kernels import dispatch, jit
 from kernels.checks import require, require_ids
 from kernels.jit import constexpr, pointer, scalar, stride, tl
+from kernels.sampling.edited_rows import widened
 from kernels.sampling.sortable_keys import CHUNK, chunks_of, ranked, token_of, value_of
 
 # The front door admits 20.
@@ -91,7 +93,7 @@ def _rank_kernel(
     if tl.load(wanted + row) >= 0:
         token = chunk * CHUNK + tl.arange(0, CHUNK)
         is_in = token < vocab
-        logit = tl.load(logits + row * vocab + token, mask=is_in, other=float("-inf"))
+        logit = widened(logits, row, vocab, chunk * CHUNK, vocab, float("-inf"), CHUNK)
         top = tl.max(logit, 0)
         # -inf - -inf would be NaN.
         base = tl.where(top == float("-inf"), 0.0, top)
@@ -120,7 +122,7 @@ def _merge_kernel(
         highest = tl.max(top, 0)
         total = tl.sum(part * tl.exp(top - highest), 0)
         below = tl.log(total)
-        own = tl.load(logits + row * vocab + tl.load(token_ids + row))
+        own = tl.load(logits + row * vocab + tl.load(token_ids + row)).to(tl.float32)
         tl.store(logprob + row, own - highest - below)
         place = tl.arange(0, RANKS)
         rank = tl.load(ranks + row * chunks * k + place, mask=place < chunks * k, other=-(2**63))
@@ -161,7 +163,7 @@ def token_logprobs(
 
     With `buffers`, made for this k, the answer is their first rows, on every path.
     """
-    require_logits(logits)
+    require_logits(logits, torch.bfloat16, torch.float16)
     rows, vocab = logits.shape
     require_ids(token_ids, "token_ids", dtype=torch.int64, shape=(rows,))
     require(0 <= k <= vocab, "k", "must be between 0 and the vocabulary size")
@@ -176,7 +178,7 @@ def token_logprobs(
         # Any tensor of numbers >= 0 says that every row wants them.
         every = token_ids if wanted is None else wanted
         return _token_logprobs_triton(logits, token_ids, k, every, buffers)
-    found = token_logprobs_reference(logits, token_ids, k)
+    found = token_logprobs_reference(logits.float(), token_ids, k)
     return found if buffers is None else _into(buffers, found, wanted)
 
 
@@ -192,7 +194,7 @@ def _into(
 
 
 def require_logits(logits: Tensor, *others: torch.dtype) -> None:
-    """Shared with sampling, which takes `others` than float32, too."""
+    """Shared by those who read logits; `others` are taken besides float32."""
     dtypes = (torch.float32, *others)
     names = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
     require(logits.dtype in dtypes, "logits", f"must be {names}")

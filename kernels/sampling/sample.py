@@ -3,7 +3,8 @@
 formula  t = logits / temperature
          id = argmax over kept t of t + gumbel(seed, choice, position, id); temperature 0: argmax of
          the logits. Kept is what reaches the row's bound (top_k_top_p), noise is that of gumbel
-shapes   logits       [rows, vocab] float32, or bfloat16 | float16: as if widened, contiguous
+shapes   logits       [rows, vocab] float32, or bfloat16 | float16: as if widened, contiguous;
+                      rows that rules have changed: of `EditedRows`, if given
          SamplingTensors, each [rows]: temperature (0, or >= 1e-5 so that the division is finite;
          < 0: the row is padding and its outputs stay as they are),
          top_p, min_p float32; the others int64
@@ -12,8 +13,9 @@ returns  sample -> (token_ids [rows] int64, ok [rows] bool); ok is False where a
 triton   Fixed launches: a row is cut into chunks, a program each; what they found is combined by
          (value, lowest id), which no order can change. With `SamplingBuffers` nothing is allocated
          and nothing waits for the device, so the launches may be captured in a graph
-cost     greedy: reads the logits once, memory bound; plain: twice, ~60 operations per logit; top_k
-         or top_p: four times, where only chunks that hold a kept logit are read the fourth time
+cost     greedy: reads the logits once, as wide as they are, memory bound; plain: twice, ~60
+         operations per logit; top_k or top_p: four times, where only chunks that hold a kept logit
+         are read the fourth time
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from torch import Tensor
 from kernels import dispatch, jit, native
 from kernels.checks import require
 from kernels.jit import constexpr, pointer, scalar, stride, tl
+from kernels.sampling.edited_rows import EditedRows, logits_at, sampled_logits
 from kernels.sampling.gumbel import gumbel_noise, gumbel_tile
 from kernels.sampling.logprobs import require_logits, token_logprobs
 from kernels.sampling.params import SamplingTensors
@@ -46,6 +49,8 @@ class SamplingBuffers:
     tops: Tensor
     best: Tensor
     filters: FilterScratch
+    # Zeros: nobody has edited.
+    unedited: Tensor
 
     @classmethod
     def of(cls, rows: int, vocab: int, device: torch.device) -> SamplingBuffers:
@@ -57,6 +62,7 @@ class SamplingBuffers:
             tops=torch.empty((rows, chunks), dtype=torch.float32, device=device),
             best=torch.empty((rows, chunks), dtype=torch.int64, device=device),
             filters=FilterScratch.of(rows, vocab, device),
+            unedited=torch.zeros(rows, dtype=torch.int32, device=device),
         )
 
 
@@ -76,14 +82,17 @@ def sample_reference(logits: Tensor, params: SamplingTensors) -> tuple[Tensor, T
 
 @jit.compiled
 def _survey_kernel(
-    logits: pointer, temperature: pointer, tops: pointer, best: pointer,
+    logits: pointer, edited: pointer, is_edited: pointer,
+    temperature: pointer, tops: pointer, best: pointer,
     vocab: stride, chunks: scalar, CHUNK: constexpr,
 ) -> None:  # fmt: skip
     """Of a chunk: the largest logit (+inf if there is a NaN) and its rank; greedy rows are done."""
     chunk, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     if tl.load(temperature + row) >= 0.0:
         token = chunk * CHUNK + tl.arange(0, CHUNK)
-        logit = tl.load(logits + row * vocab + token, mask=token < vocab, other=float("-inf"))
+        logit = logits_at(
+            logits, edited, is_edited, row, vocab, chunk * CHUNK, vocab, float("-inf"), CHUNK
+        )
         rank = tl.max(ranked(logit, token), 0)
         is_bad = tl.max((logit != logit).to(tl.int32), 0) > 0
         top = tl.where(is_bad, float("inf"), tl.max(logit, 0))
@@ -93,7 +102,8 @@ def _survey_kernel(
 
 @jit.compiled
 def _draw_kernel(
-    logits: pointer, temperature: pointer, seed: pointer, choice: pointer, position: pointer,
+    logits: pointer, edited: pointer, is_edited: pointer,
+    temperature: pointer, seed: pointer, choice: pointer, position: pointer,
     tops: pointer, bounds: pointer, best: pointer,
     vocab: stride, chunks: scalar, CHUNK: constexpr, TILE: constexpr,
 ) -> None:  # fmt: skip
@@ -107,8 +117,10 @@ def _draw_kernel(
             for start in range(0, CHUNK, TILE):
                 first = chunk * CHUNK + start
                 token = first + tl.arange(0, TILE)
-                at = logits + row * vocab + token
-                tempered = tl.div_rn(tl.load(at, mask=token < vocab, other=float("-inf")), degree)
+                logit = logits_at(
+                    logits, edited, is_edited, row, vocab, first, vocab, float("-inf"), TILE
+                )
+                tempered = tl.div_rn(logit, degree)
                 is_kept = (tempered >= bound) & (token < vocab)
                 if tl.max(is_kept.to(tl.int32), 0) > 0:
                     noise = gumbel_tile(
@@ -143,19 +155,23 @@ _WARPS = 8
 
 
 def _sample_triton(
-    logits: Tensor, params: SamplingTensors, buffers: SamplingBuffers, *, sorts: bool, draws: bool
-) -> tuple[Tensor, Tensor]:
+    logits: Tensor, params: SamplingTensors, buffers: SamplingBuffers, edited: EditedRows | None,
+    *, sorts: bool, draws: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     rows, vocab = logits.shape
     token_ids, ok, tops, best = buffers.token_ids, buffers.ok, buffers.tops, buffers.best
     chunks = chunks_of(vocab)
     if rows == 0:
         return token_ids[:0], ok[:0]
     cut = {"CHUNK": CHUNK, "num_warps": _WARPS}
-    _survey_kernel[(chunks, rows)](logits, params.temperature, tops, best, vocab, chunks, **cut)
+    # Where nobody has edited, any float32: it is not read.
+    apart = (tops, buffers.unedited) if edited is None else (edited.logits, edited.is_edited)
+    sources = logits, *apart
+    _survey_kernel[(chunks, rows)](*sources, params.temperature, tops, best, vocab, chunks, **cut)
     if draws:
-        bounds = launch_bounds(logits, params, tops, buffers.filters, sorts=sorts)
+        bounds = launch_bounds(sources, params, tops, buffers.filters, sorts=sorts)
         _draw_kernel[(chunks, rows)](
-            logits, params.temperature, params.seed, params.choice, params.position,
+            *sources, params.temperature, params.seed, params.choice, params.position,
             tops, bounds, best, vocab, chunks, **cut, TILE=_TILE,
         )  # fmt: skip
     _choose_kernel[(rows,)](
@@ -185,6 +201,7 @@ def sample(
     logits: Tensor,
     params: SamplingTensors,
     buffers: SamplingBuffers | None = None,
+    edited: EditedRows | None = None,
     *,
     sorts: bool = True,
     draws: bool = True,
@@ -197,16 +214,18 @@ def sample(
     """
     require_logits(logits, torch.bfloat16, torch.float16)
     path = dispatch.path_for(logits)
-    if path != "native" or logits.dtype != torch.bfloat16:
-        logits = logits.float()
     (rows, vocab), temperature = logits.shape, params.temperature
+    if edited is not None:
+        require(edited.logits.shape == logits.shape, "edited", "must have the shape of logits")
     require(temperature.size(0) == rows, "params", "must have a row per logits row")
     if buffers is not None:
         fits = buffers.token_ids.size(0) >= rows and buffers.tops.size(1) == chunks_of(vocab)
         require(fits, "buffers", "must have been made for these rows and this vocabulary")
     if path == "triton":
         buffers = buffers or SamplingBuffers.of(rows, vocab, logits.device)
-        return _sample_triton(logits, params, buffers, sorts=sorts, draws=draws)
+        return _sample_triton(logits, params, buffers, edited, sorts=sorts, draws=draws)
+    if edited is not None or path != "native" or logits.dtype != torch.bfloat16:
+        logits = sampled_logits(logits, edited)
     token_ids, ok = _PATHS[path](logits, params)
     if buffers is None:
         return token_ids, ok

@@ -7,7 +7,8 @@ formula  t = logits / temperature
          Each filter keeps what is above a bound, so equal logits share their fate: of flat
          logits every token stays, even with top_k 1 or the smallest top_p. top_p renormalises over
          what top_k kept.
-shapes   logits [rows, vocab] float32 -> bounds [rows] float32; -inf where no filter is on
+shapes   logits [rows, vocab] -> bounds [rows] float32; -inf where no filter is on. The reference
+         takes float32, the kernels what `edited_rows` reads
 triton   No sort. Counts and masses above LEVELS levels, which the chunks' largest logits suggest,
          say below which level no bound lies; what is above it is gathered, in order, and there the
          bound is bisected over the bits of a float32. Rows whose levels leave more than KEPT logits
@@ -27,6 +28,7 @@ from torch import Tensor
 
 from kernels import jit
 from kernels.jit import constexpr, pointer, scalar, stride, tl
+from kernels.sampling.edited_rows import logits_at
 from kernels.sampling.params import SamplingTensors
 from kernels.sampling.sortable_keys import CHUNK, chunks_of, key_of, value_of_key
 
@@ -90,7 +92,8 @@ def _levels(
 
 @jit.compiled
 def _count_kernel(
-    logits: pointer, tops: pointer, temperature: pointer, top_k: pointer, top_p: pointer,
+    logits: pointer, edited: pointer, is_edited: pointer,
+    tops: pointer, temperature: pointer, top_k: pointer, top_p: pointer,
     counts: pointer, masses: pointer,
     vocab: stride, chunks: scalar,
     CHUNK: constexpr, LEVELS: constexpr, CHUNKS: constexpr,
@@ -104,8 +107,11 @@ def _count_kernel(
         count = tl.zeros([LEVELS], tl.int32)
         mass = tl.zeros([LEVELS], tl.float32)
         for start in range(0, CHUNK, 1024):
-            token = chunk * CHUNK + start + tl.arange(0, 1024)
-            logit = tl.load(logits + row * vocab + token, mask=token < vocab, other=float("-inf"))
+            first = chunk * CHUNK + start
+            token = first + tl.arange(0, 1024)
+            logit = logits_at(
+                logits, edited, is_edited, row, vocab, first, vocab, float("-inf"), 1024
+            )
             weight = tl.exp2((logit - highest) * scale)
             is_reached = (logit[:, None] >= levels[None, :]) & (token < vocab)[:, None]
             count += tl.sum(is_reached.to(tl.int32), 0)
@@ -117,7 +123,8 @@ def _count_kernel(
 
 @jit.compiled
 def _gather_kernel(
-    logits: pointer, tops: pointer, temperature: pointer, top_k: pointer, top_p: pointer,
+    logits: pointer, edited: pointer, is_edited: pointer,
+    tops: pointer, temperature: pointer, top_k: pointer, top_p: pointer,
     counts: pointer, masses: pointer, kept: pointer, found_of: pointer, floors: pointer,
     vocab: stride, chunks: scalar,
     CHUNK: constexpr, LEVELS: constexpr, CHUNKS: constexpr, KEPT: constexpr,
@@ -149,7 +156,9 @@ def _gather_kernel(
             before = tl.where((other < chunk) & is_chosen[None, :], count, 0)
             target = kept + row * KEPT + tl.sum(tl.sum(before, 0), 0)
             token = chunk * CHUNK + tl.arange(0, CHUNK)
-            logit = tl.load(logits + row * vocab + token, mask=token < vocab, other=float("-inf"))
+            logit = logits_at(
+                logits, edited, is_edited, row, vocab, chunk * CHUNK, vocab, float("-inf"), CHUNK
+            )
             is_kept = (logit >= level) & (token < vocab)
             place = tl.cumsum(is_kept.to(tl.int32), 0) - 1
             tl.store(target + place, logit, mask=is_kept)
@@ -157,7 +166,8 @@ def _gather_kernel(
 
 @jit.compiled
 def _reached(
-    source: pointer, tile: pointer, length: scalar, level: scalar, highest: scalar, scale: scalar,
+    logits: pointer, edited: pointer, is_edited: pointer, row: scalar, vocab: scalar,
+    tile: pointer, length: scalar, level: scalar, highest: scalar, scale: scalar,
     COUNTS: constexpr, KEPT: constexpr,
 ) -> scalar:  # fmt: skip
     """How many of the row's candidates are >= level (COUNTS), or their mass."""
@@ -165,10 +175,9 @@ def _reached(
     if not COUNTS:
         weight = tl.exp2((tile - highest) * scale)
     sums = tl.where(tile >= level, weight, 0.0)
-    # Beyond the tile only where nothing could be gathered.
+    # Beyond the tile only where nothing could be gathered, so of the whole row.
     for start in range(KEPT, length, KEPT):
-        at = start + tl.arange(0, KEPT)
-        rest = tl.load(source + at, mask=at < length, other=float("nan"))
+        rest = logits_at(logits, edited, is_edited, row, vocab, start, vocab, float("nan"), KEPT)
         if not COUNTS:
             weight = tl.exp2((rest - highest) * scale)
         sums += tl.where(rest >= level, weight, 0.0)
@@ -177,7 +186,8 @@ def _reached(
 
 @jit.compiled
 def _bisected(
-    source: pointer, tile: pointer, length: scalar, low: scalar, highest: scalar, scale: scalar,
+    logits: pointer, edited: pointer, is_edited: pointer, row: scalar, vocab: scalar,
+    tile: pointer, length: scalar, low: scalar, highest: scalar, scale: scalar,
     wanted: scalar, COUNTS: constexpr, KEPT: constexpr,
 ) -> scalar:  # fmt: skip
     """The largest key >= low at which `wanted` is still reached: that of the least kept logit."""
@@ -185,7 +195,10 @@ def _bisected(
     while low + 1 < high:
         middle = (low & high) + ((low ^ high) >> 1)
         level = value_of_key(middle)
-        reached = _reached(source, tile, length, level, highest, scale, COUNTS, KEPT)
+        reached = _reached(
+            logits, edited, is_edited, row, vocab,
+            tile, length, level, highest, scale, COUNTS, KEPT,
+        )  # fmt: skip
         low = tl.where(reached >= wanted, middle, low)
         high = tl.where(reached >= wanted, high, middle)
     return low
@@ -193,7 +206,8 @@ def _bisected(
 
 @jit.compiled
 def _bound_kernel(
-    logits: pointer, tops: pointer, temperature: pointer, top_k: pointer, top_p: pointer,
+    logits: pointer, edited: pointer, is_edited: pointer,
+    tops: pointer, temperature: pointer, top_k: pointer, top_p: pointer,
     min_p: pointer, kept: pointer, found_of: pointer, floors: pointer, bounds: pointer,
     vocab: stride, chunks: scalar,
     CHUNKS: constexpr, KEPT: constexpr, SORTS: constexpr,
@@ -210,21 +224,32 @@ def _bound_kernel(
         bound = tl.where(least > 0.0, bound, float("-inf"))
         if SORTS and _is_filtered(temperature, top_k, top_p, row, vocab):
             found = tl.load(found_of + row)
-            is_gathered = found >= 0
-            source = tl.where(is_gathered, kept + row * KEPT, logits + row * vocab)
-            length = tl.where(is_gathered, found, vocab)
+            length = tl.where(found >= 0, found, vocab)
             within = tl.arange(0, KEPT)
-            tile = tl.load(source + within, mask=within < length, other=float("nan"))
+            gathered = tl.load(kept + row * KEPT + within, mask=within < found, other=float("nan"))
+            # Where nothing could be gathered, the first of the row itself.
+            limit = tl.where(found < 0, vocab, 0)
+            tile = logits_at(logits, edited, is_edited, row, vocab, 0, limit, float("nan"), KEPT)
+            tile = tl.where(found < 0, tile, gathered)
             scale = 1.4426950408889634 / degree
             low, whole = key_of(tl.load(floors + 2 * row)), tl.load(floors + 2 * row + 1)
             k, p = tl.load(top_k + row), tl.load(top_p + row)
             if (k > 0) & (k < vocab):
                 wanted = k.to(tl.float32)
-                low = _bisected(source, tile, length, low, highest, scale, wanted, True, KEPT)
+                low = _bisected(
+                    logits, edited, is_edited, row, vocab,
+                    tile, length, low, highest, scale, wanted, True, KEPT,
+                )  # fmt: skip
                 level = value_of_key(low)
-                whole = _reached(source, tile, length, level, highest, scale, False, KEPT)
+                whole = _reached(
+                    logits, edited, is_edited, row, vocab,
+                    tile, length, level, highest, scale, False, KEPT,
+                )  # fmt: skip
             if p < 1.0:
-                low = _bisected(source, tile, length, low, highest, scale, p * whole, False, KEPT)
+                low = _bisected(
+                    logits, edited, is_edited, row, vocab,
+                    tile, length, low, highest, scale, p * whole, False, KEPT,
+                )  # fmt: skip
             bound = tl.maximum(bound, tl.div_rn(value_of_key(low), degree))
         tl.store(bounds + row, bound)
 
@@ -259,28 +284,30 @@ class FilterScratch:
 
 
 def launch_bounds(
-    logits: Tensor, params: SamplingTensors, tops: Tensor, scratch: FilterScratch, *, sorts: bool
-) -> Tensor:
+    sources: tuple[Tensor, Tensor, Tensor], params: SamplingTensors, tops: Tensor,
+    scratch: FilterScratch, *, sorts: bool,
+) -> Tensor:  # fmt: skip
     """The Triton path: [rows] bounds, of rows to be drawn, given the `tops` [rows, chunks].
 
-    Without `sorts` nobody filters by top_k or top_p, and only min_p counts.
+    `sources`: the logits and the fields of `EditedRows`. Without `sorts` nobody filters by top_k or
+    top_p, and only min_p counts.
     """
-    (rows, vocab), chunks = logits.shape, tops.size(1)
+    (rows, vocab), chunks = sources[0].shape, tops.size(1)
     sizes = {"CHUNKS": max(2, jit.power_of_two(chunks))}
     named = params.temperature, params.top_k, params.top_p
     own = scratch.kept, scratch.found, scratch.floors
     if sorts:
         levels = {**sizes, "CHUNK": CHUNK, "LEVELS": LEVELS}
         _count_kernel[(chunks, rows)](
-            logits, tops, *named, scratch.counts, scratch.masses, vocab, chunks,
+            *sources, tops, *named, scratch.counts, scratch.masses, vocab, chunks,
             **levels, num_warps=_WARPS,
         )  # fmt: skip
         _gather_kernel[(chunks, rows)](
-            logits, tops, *named, scratch.counts, scratch.masses, *own, vocab, chunks,
+            *sources, tops, *named, scratch.counts, scratch.masses, *own, vocab, chunks,
             **levels, KEPT=KEPT, num_warps=_WARPS,
         )  # fmt: skip
     _bound_kernel[(rows,)](
-        logits, tops, *named, params.min_p, *own, scratch.bounds, vocab, chunks,
+        *sources, tops, *named, params.min_p, *own, scratch.bounds, vocab, chunks,
         **sizes, KEPT=KEPT, SORTS=sorts, num_warps=_WARPS,
     )  # fmt: skip
     return scratch.bounds

@@ -19,8 +19,10 @@ from kernels.attention.paged_attention import paged_attention
 from kernels.attention.plan import LONG_TILE, SPLIT, AttentionPlan
 from kernels.kv import fp8
 from kernels.kv.rope_write_kv import rope_write_kv
+from kernels.linear.packed_linear import PackedLinear
 from kernels.norms_rope.rms_norm import add_rms_norm
 from kernels.rows.edit_rows import edit_rows
+from kernels.sampling.edited_rows import EditedRows, sampled_logits
 from kernels.sampling.logprobs import token_logprobs
 from kernels.sampling.sample import sample
 from tests.support.on_device import DEVICE, IS_GPU, MadeOn
@@ -238,13 +240,20 @@ def test_keys_norms_and_sums(generator: torch.Generator) -> None:
             assert torch.equal(own, all_of_them[at])
 
 
-def test_noise_filters_and_log_probabilities(generator: torch.Generator) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_noise_filters_and_log_probabilities(
+    generator: torch.Generator, dtype: torch.dtype
+) -> None:
     """Of as many tokens as large vocabularies have."""
-    logits = torch.randn(len(ROWS), 151_936, generator=generator) * 3
+    logits = (torch.randn(len(ROWS), 151_936, generator=generator) * 3).to(dtype)
     wanted = params(ROWS)
     tokens, ok = sample(logits, wanted)
     told = token_logprobs(logits, tokens, 5)
     assert bool(ok.all())
+    # As wide as they are, and not converted: nobody can tell.
+    assert torch.equal(sample(logits.float(), wanted)[0], tokens)
+    wide = token_logprobs(logits.float(), tokens, 5)
+    assert all(torch.equal(own, known) for own, known in zip(wide, told, strict=True))
     for row in range(len(ROWS)):
         at = slice(row, row + 1)
         one = wanted.rows(torch.tensor([row]))
@@ -256,13 +265,25 @@ def test_noise_filters_and_log_probabilities(generator: torch.Generator) -> None
 def test_penalties_biases_and_masks(generator: torch.Generator) -> None:
     vocab = 4099
     rows, slots = device_rows(vocab), torch.arange(SLOTS)
-    before = torch.randn(SLOTS, vocab, generator=generator)
-    together, raw = before.clone(), torch.zeros_like(before)
-    edit_rows(together, raw, rows.state, rows.rules, slots)
-    assert not torch.equal(together, before)
+    before = torch.randn(SLOTS, vocab, generator=generator).bfloat16()
+
+    def edited(logits: Tensor, of: Tensor) -> Tensor:
+        apart = EditedRows.of(len(of), vocab, logits.device)
+        edit_rows(logits, apart, rows.state, rows.rules, of)
+        return sampled_logits(logits, apart)
+
+    together = edited(before, slots)
+    assert not torch.equal(together, before.float())
     for row in range(SLOTS):
         at = slice(row, row + 1)
-        own, own_raw = before[at].clone(), torch.zeros_like(before[at])
-        edit_rows(own, own_raw, rows.state, rows.rules, slots[at])
-        assert torch.equal(own, together[at])
-        assert torch.equal(own_raw, raw[at])
+        assert torch.equal(edited(before[at].clone(), slots[at]), together[at])
+
+
+@pytest.mark.parametrize("rows", [1, 8, 64, 256])
+def test_a_product_is_the_same_where_it_stays(generator: torch.Generator, rows: int) -> None:
+    """As logits are written: the same call of the same library."""
+    head = PackedLinear(torch.randn(8003, 256, generator=generator).bfloat16())
+    x = torch.randn(rows, 256, generator=generator).bfloat16()
+    out = torch.zeros(rows + 1, 8003, dtype=torch.bfloat16)
+    assert torch.equal(head.into(x, out[:rows]), head(x))
+    assert not out[rows].any()

@@ -13,6 +13,7 @@ from gpu_worker.runner.device_rows import DeviceRows, staging_bytes
 from gpu_worker.runner.device_streams import streams_for
 from gpu_worker.runner.staging import Staging
 from kernels.rows.edit_rows import edit_rows, edit_rows_reference
+from kernels.sampling.edited_rows import EditedRows, sampled_logits
 from kernels.sampling.sortable_keys import CHUNK
 from tests.support.mini_scheduler import sampling
 from tests.support.tolerances import are_one
@@ -38,7 +39,7 @@ SLOTS = 6
 
 
 def device_rows(vocab: int) -> DeviceRows:
-    """Slot 4 has no rules, and masked stops; all want log-probabilities but slot 1."""
+    """Slot 4 has no rules, and masked stops."""
     limits = RowLimits(
         slots=SLOTS, context_tokens=64, step_tokens=8, block_size=4, block_count=8, vocab_size=vocab
     )
@@ -53,7 +54,6 @@ def device_rows(vocab: int) -> DeviceRows:
     ints["num_tokens"] = np.full(SLOTS, KNOWN)
     ints["prompt"] = np.full(SLOTS, len(PROMPT))
     ints["masked_until"] = np.where(np.arange(SLOTS) == 4, KNOWN + 1, KNOWN)
-    ints["logprobs"] = np.where(np.arange(SLOTS) == 1, -1, 2)
     ints["kinds"] = np.array([rules[slot].kinds if slot in rules else 0 for slot in range(SLOTS)])
     floats = {name: np.ones(SLOTS, np.float32) for name in FLOAT_COLUMNS}
     for slot, own in rules.items():
@@ -76,23 +76,37 @@ def device_rows(vocab: int) -> DeviceRows:
 
 
 @pytest.mark.parametrize("vocab", [40, CHUNK + 3])
-def test_as_the_reference(vocab: int) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_as_the_reference(vocab: int, dtype: torch.dtype) -> None:
     rows = device_rows(vocab)
     slots = torch.tensor([3, -1, 0, 1, 5, 4, 2])
-    before = torch.randn(len(slots), vocab, generator=torch.Generator().manual_seed(1))
-    found, known = before.clone(), before.clone()
-    raw, known_raw = torch.zeros(2, len(slots), vocab)
-    edit_rows(found, raw, rows.state, rows.rules, slots)
-    edit_rows_reference(known, known_raw, rows.state, rows.rules, slots)
-    assert are_one(found, known)
-    assert torch.equal(raw, known_raw)
-    # Who wants log-probabilities has the model's own; whoever samples nothing is left alone.
-    assert torch.equal(raw[[0, 2, 4, 5, 6]], before[[0, 2, 4, 5, 6]])
-    assert not raw[[1, 3]].any()
-    assert torch.equal(found[1], before[1])
+    before = torch.randn(len(slots), vocab, generator=torch.Generator().manual_seed(1)).to(dtype)
+    logits = before.clone()
+    edited, known = (EditedRows.of(len(slots), vocab, before.device) for _ in range(2))
+    # Of a step before.
+    edited.is_edited.fill_(1)
+    edit_rows(logits, edited, rows.state, rows.rules, slots)
+    edit_rows_reference(logits, known, rows.state, rows.rules, slots)
+    assert are_one(edited.logits, known.logits)
+    assert edited.is_edited.tolist() == known.is_edited.tolist() == [1, 0, 1, 1, 1, 1, 1]
+    # The model's own stay, of which log-probabilities are; who samples nothing has no rules.
+    assert torch.equal(logits, before)
+    found = sampled_logits(logits, edited)
+    assert torch.equal(found[1], before[1].float())
     for row, slot in enumerate(slots.tolist()):
         forbidden = set(torch.isinf(found[row]).nonzero().flatten().tolist())
         if allowed := RULES.get(slot, {}).get("allowed_token_ids"):
             assert forbidden == set(range(vocab)) - set(allowed) | FORBIDDEN.get(slot, set())
         else:
             assert forbidden == FORBIDDEN.get(slot, set())
+
+
+def test_rows_without_rules_are_not_written() -> None:
+    """Slot 4 has none once it knows enough tokens for its stops."""
+    rows = device_rows(40)
+    rows.state.masked_until.zero_()
+    logits = torch.randn(2, 40, generator=torch.Generator().manual_seed(2)).bfloat16()
+    edited = EditedRows.of(2, 40, logits.device)
+    edit_rows(logits, edited, rows.state, rows.rules, torch.tensor([4, 5]))
+    assert edited.is_edited.tolist() == [0, 1]
+    assert not edited.logits[0].any()

@@ -3,7 +3,7 @@
 Of a device that is played: tensors have shapes and no memory, and what would be launched is noted.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,7 @@ class Launches(TorchDispatchMode):  # type: ignore[no-untyped-call]
 # What launches kernels and does nothing else: none waits for the device, reads the host's memory or
 # draws from torch's generators. Who adds one looks that up first (ATen/native/cuda).
 RECORDABLE = {
-    "clamp_min", "copy_", "div_", "eq", "index", "index_select", "linear", "mul", "mul_",
+    "clamp_min", "copy_", "div_", "eq", "index", "index_select", "linear", "mm", "mul", "mul_",
     "remainder", "sub", "tanh_", "where",
 }  # fmt: skip
 
@@ -77,6 +77,8 @@ class Recordable(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.names: set[str] = set()
+        # Of tensors by their last size.
+        self.by_width: dict[int, set[str]] = defaultdict(set)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, given = func.overloadpacket.__name__, tree_leaves((args, kwargs))
@@ -86,6 +88,8 @@ class Recordable(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not func.is_view and name not in ALLOCATES:
             self.names.add(name)
             assert name in RECORDABLE, func
+            for each in tensors:
+                self.by_width[each.size(-1)].add(name)
         # Of a mask the host asks how many it lets through.
         is_mask = name == "index" and any(each.dtype == torch.bool for each in tensors[1:])
         assert not is_mask, func
@@ -97,12 +101,11 @@ class PlayedStreams(CpuStreams):
 
     def __init__(self) -> None:
         super().__init__()
-        self.device, self.names = torch.device("meta"), set[str]()
+        self.device, self.recordable = torch.device("meta"), Recordable()
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
-        with Recordable() as recordable:
+        with self.recordable:
             run()
-        self.names |= recordable.names
         return run
 
 
@@ -127,7 +130,11 @@ def test_recorded_steps_ask_the_host_nothing(
     GraphRunner(decoder, pages, limits, streams).record(lambda *done: recorded.append(done))
     # Otherwise nothing was looked at.
     assert recorded[-1] == (len(buckets_of(limits)),) * 2
-    assert streams.names >= {"linear", "index_select", "where", "index"}
+    assert streams.recordable.names >= {"linear", "index_select", "where", "index"}
+    # Logits of a vocabulary are large: the head's product writes them where they stay, and nothing
+    # else of torch's reads or writes them, unless the model caps them.
+    of_logits = streams.recordable.by_width[limits.vocab_size]
+    assert of_logits == ({"copy_", "div_", "mul_", "tanh_"} if changes is GEMMA2 else {"mm"})
     assert launched >= {"decode_kernel", "attend_kernel", "_step_rows_kernel", "_draw_kernel"}
 
 

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from kernels.sampling.edited_rows import EditedRows
 from kernels.sampling.logprobs import LogprobBuffers, token_logprobs, token_logprobs_reference
 from kernels.sampling.sample import SamplingBuffers, SamplingTensors, sample, sample_reference
 from kernels.sampling.sortable_keys import CHUNK
@@ -148,6 +149,42 @@ def test_what_the_host_knows_spares_launches_and_changes_nothing() -> None:
     assert torch.equal(sample(logits, plain, sorts=False)[0], sample(logits, plain)[0])
     greedy = params([{"temperature": 0.0}] * 2)
     assert torch.equal(sample(logits, greedy, draws=False)[0], logits.argmax(-1))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("scale", [0.01, 3.0], ids=["flat", "peaked"])
+def test_narrow_logits_are_as_if_widened(dtype: torch.dtype, scale: float) -> None:
+    """To the last bit, also where rows that rules have changed lie apart."""
+    vocab = KEPT + 9
+    generator = torch.Generator().manual_seed(8)
+    logits = (torch.randn(len(ROWS), vocab, generator=generator) * scale).to(dtype)
+    edited = EditedRows.of(len(ROWS), vocab, logits.device)
+    edited.is_edited[1::2] = 1
+    edited.logits.copy_(torch.randn(len(ROWS), vocab, generator=generator) * scale)
+    edited.logits[1::2, ::3] = -math.inf
+    whole, p = logits.float(), params(ROWS)
+    mixed = whole.clone()
+    mixed[1::2] = edited.logits[1::2]
+    for at, apart, known in (
+        (logits, None, whole),
+        (logits, edited, mixed),
+        (whole, edited, mixed),
+    ):
+        own, expected = (SamplingBuffers.of(len(ROWS), vocab, logits.device) for _ in range(2))
+        found = sample(at, p, own, apart)
+        assert all(map(torch.equal, found, sample(known, p, expected)))
+        assert torch.equal(own.best, expected.best)
+        # What filters a row and what it left out has no bound.
+        drawn = p.temperature > 0
+        assert torch.equal(own.filters.bounds[drawn], expected.filters.bounds[drawn])
+    told = token_logprobs(logits, found[0], 7), token_logprobs(whole, found[0], 7)
+    assert all(map(torch.equal, *told))
+
+
+def test_rows_edited_for_others_are_refused() -> None:
+    logits = torch.zeros(2, 10)
+    with pytest.raises(ValueError, match=r"^edited: "):
+        sample(logits, params([NEUTRAL] * 2), None, EditedRows.of(2, 11, logits.device))
 
 
 def test_no_rows() -> None:

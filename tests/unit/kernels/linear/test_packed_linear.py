@@ -40,6 +40,9 @@ def test_result_and_rows(
     torch.set_num_threads(1)
     layer, x, weight, bias = make(in_features, out_features, dtype, path, has_bias=has_bias)
     whole = layer(x)
+    out = torch.zeros(131, out_features, dtype=dtype)
+    assert torch.equal(layer.into(x, out[:130]), whole)
+    assert torch.equal(out[:130], whole)
     assert linear_exact(x, weight, bias).excess(whole) <= 1.0
     for rows in (1, 2, 3, 5, 6, 7, 8, 9, 15, 16, 17, 33, 64, 129):
         assert torch.equal(layer(x[:rows].contiguous()), whole[:rows]), f"{rows} rows"

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels import native
+from kernels.sampling.edited_rows import EditedRows
 from kernels.sampling.gumbel import gumbel_noise, noise_bits
 from kernels.sampling.logprobs import LogprobBuffers, token_logprobs
 from kernels.sampling.sample import SamplingBuffers, SamplingTensors, sample
@@ -238,6 +239,12 @@ def test_narrow_logits_are_as_if_widened(path: str, dtype: torch.dtype, vocab: i
     assert torch.equal(token_ids, wide_ids)
     assert torch.equal(ok, wide_ok)
     assert (~ok).nonzero().squeeze(1).tolist() == [5, 6, 7]
+    edited = EditedRows.of(rows, vocab, logits.device)
+    edited.is_edited[::2] = 1
+    edited.logits.copy_(2.0 * torch.randn(rows, vocab, generator=some))
+    mixed = torch.where((of % 2 == 0).unsqueeze(1), edited.logits, logits.float())
+    found = sample(logits, p, None, edited)
+    assert all(map(torch.equal, found, sample(mixed, p)))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
