@@ -46,6 +46,7 @@ MODULES: Final = (
     "rows.step_rows",
     "rows.edit_rows",
     "rows.advance_rows",
+    "rows.sample_rows",
     "sampling.edited_rows",
     "sampling.top_k_top_p",
     "sampling.logprobs",
@@ -350,6 +351,10 @@ def _launch_rows(
     asked = step.Asked(slots=column, starts=starts, token_ids=column)
     step.step_rows(state, asked, shape.block_size)
     rules = _rules(modules["edit_rows"].RuleState, rows, shape.vocab)
+    sample = modules["sample_rows"]
+    floats = dict.fromkeys(("temperature", "top_p", "min_p"), torch.empty(rows))
+    wanted = sample.SamplingState(**floats, **dict.fromkeys(("top_k", "seed", "choice"), column))
+    sample.sample_rows(state, rules, wanted, column, starts[:rows].int())
     modules["edit_rows"].edit_rows(logits, edited, state, rules, column)
     modules["advance_rows"].advance_rows(state, rules, asked, column, column > 0)
 

@@ -4,7 +4,7 @@ The host's `Rows` says what changed with a plan; steps change their rows on the 
 (`kernels.rows`). So between two plans nothing has to be sent.
 """
 
-from dataclasses import dataclass
+from dataclasses import fields
 from typing import Final
 
 import numpy as np
@@ -24,18 +24,15 @@ from gpu_worker.batch.step_types import (
 )
 from gpu_worker.runner.staging import ALIGN_BYTES, Staging, packed_bytes
 from kernels.rows.edit_rows import BITS, RECENT, RuleState
+from kernels.rows.sample_rows import RowSamples, SamplingState, sample_rows
 from kernels.rows.step_rows import Asked, RowState
-from kernels.sampling.sample import SamplingTensors
 
 # Block table entries sent at once: a plan can bring many long rows.
 _PLACES_AT_ONCE: Final = 1 << 16
 # Rows whose rules are sent at once.
 _RULES_AT_ONCE: Final = 16
 _NO_TOKEN: Final = -1
-_NOBODY: Final = -1
-# A temperature that nothing is sampled with.
-_PADDING: Final = -1.0
-# 16 bytes of the narrowest column.
+# 16 bytes of the narrowest column: each begins where Triton need not compile anew for it.
 _ALIGN_ROWS: Final = 4
 _STATE_COLUMNS: Final = (
     "is_live",
@@ -45,50 +42,44 @@ _STATE_COLUMNS: Final = (
     "masked_until",
     "last_token",
 )
-_RULE_COLUMNS: Final = ("kinds", "logprobs", "prompt")
-_PENALTY_COLUMNS: Final = ("repetition", "presence", "frequency")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowSamples:
-    """Of the R rows of a step."""
-
-    # -1: the row does not sample.
-    slots: Tensor
-    params: SamplingTensors
-    # As `SamplingColumns.logprobs`.
-    logprobs: Tensor
+_RULE_COLUMNS: Final = (
+    "kinds",
+    "logprobs",
+    "prompt",
+    "repetition",
+    "presence",
+    "frequency",
+)
 
 
 class DeviceRows:
     def __init__(self, limits: RowLimits, staging: Staging, device: torch.device) -> None:
         slots = limits.slots
-        # The last column is nobody's.
-        self._width = -(-(slots + 1) // _ALIGN_ROWS) * _ALIGN_ROWS
-        self._ints = torch.zeros((len(INT_COLUMNS), self._width), dtype=torch.int64, device=device)
-        # No context is as long, so nobody samples.
-        self._ints[INT_COLUMNS.index("num_tokens"), -1] = _NO_TOKEN
-        self._floats = torch.zeros((len(FLOAT_COLUMNS), self._width), device=device)
+        width = -(-slots // _ALIGN_ROWS) * _ALIGN_ROWS
+        self._ints = torch.zeros((len(INT_COLUMNS), width), dtype=torch.int64, device=device)
+        self._floats = torch.zeros((len(FLOAT_COLUMNS), width), device=device)
         tables = limits.groups, slots, limits.table_width
         blocks = torch.zeros(tables, dtype=torch.int32, device=device)
         stops = torch.full((slots, STOP_TOKENS_MAX), _NO_TOKEN, dtype=torch.int32, device=device)
         columns = dict(zip(INT_COLUMNS, self._ints[:, :slots], strict=True))
+        columns |= dict(zip(FLOAT_COLUMNS, self._floats[:, :slots], strict=True))
         self.state = RowState(
             **{name: columns[name] for name in _STATE_COLUMNS}, blocks=blocks, stops=stops
         )
         self.rules = self._no_rules(limits, columns)
+        self._wanted = SamplingState(
+            **{field.name: columns[field.name] for field in fields(SamplingState)}
+        )
         self._staging = staging
 
     def _no_rules(self, limits: RowLimits, columns: dict[str, Tensor]) -> RuleState:
         slots, device = limits.slots, self._ints.device
-        floats = dict(zip(FLOAT_COLUMNS, self._floats[:, :slots], strict=True))
 
         def table(*width: int) -> Tensor:
             return torch.zeros((slots, *width), dtype=torch.int32, device=device)
 
         return RuleState(
             **{name: columns[name] for name in _RULE_COLUMNS},
-            **{name: floats[name] for name in _PENALTY_COLUMNS},
             bias_ids=table(BIASES_MAX).fill_(_NO_TOKEN),
             biases=torch.zeros((slots, BIASES_MAX), device=device),
             seen=table(limits.vocab_size),
@@ -164,35 +155,13 @@ class DeviceRows:
 
     def samples(self, asked: Asked, contexts: Tensor) -> RowSamples:
         """What each row that samples in this step wants of it; `contexts` as of its `RowStep`."""
-        # Padding is the last column, which is nobody's.
-        slots = asked.slots.remainder(self._width)
-        ints = dict(zip(INT_COLUMNS, _gathered(self._ints, slots), strict=True))
-        floats = dict(zip(FLOAT_COLUMNS, _gathered(self._floats, slots), strict=True))
-        # Rows that have ended have a context of 0, and those in mid-prompt know more tokens.
-        is_sampled = contexts == ints["num_tokens"]
-        return RowSamples(
-            slots=torch.where(is_sampled, slots, _NOBODY),
-            params=SamplingTensors(
-                temperature=torch.where(is_sampled, floats["temperature"], _PADDING),
-                **{name: floats[name] for name in ("top_p", "min_p")},
-                **{name: ints[name] for name in ("top_k", "seed", "choice")},
-                position=ints["num_tokens"] - ints["prompt"],
-            ),
-            logprobs=torch.where(is_sampled, ints["logprobs"], _NOBODY),
-        )
+        return sample_rows(self.state, self.rules, self._wanted, asked.slots, contexts)
 
 
 def _write(table: Tensor, slots: Tensor, lines: Tensor, nothing: int) -> None:
     """Lines of some rows, as a whole: what is left of longer ones must mean nothing."""
     table.index_fill_(0, slots, nothing)
     table[:, : lines.size(1)].index_copy_(0, slots, lines)
-
-
-def _gathered(columns: Tensor, slots: Tensor) -> Tensor:
-    """[columns, rows], each column beginning where Triton need not compile anew for it."""
-    rows = slots.numel()
-    padded = columns.new_empty((columns.size(0), -(-rows // _ALIGN_ROWS) * _ALIGN_ROWS))
-    return torch.index_select(columns, 1, slots, out=padded[:, :rows])
 
 
 def staging_bytes(limits: RowLimits) -> int:

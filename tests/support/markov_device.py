@@ -34,7 +34,7 @@ class _Table:
             else step.token_ids[step.logits_indices[0]]
         )
 
-    def logits(self, states: Tensor, tokens: Tensor, *, is_wide: bool = True) -> Tensor:
+    def logits(self, states: Tensor, tokens: Tensor) -> Tensor:
         return self._table[states[tokens]]
 
 

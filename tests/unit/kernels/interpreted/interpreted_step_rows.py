@@ -1,4 +1,4 @@
-"""step_rows and advance_rows: what the device does to its rows between two steps."""
+"""step_rows, sample_rows, advance_rows: what the device does to its rows between two steps."""
 
 from dataclasses import fields
 
@@ -11,6 +11,14 @@ from torch import Tensor
 from kernels import dispatch
 from kernels.rows.advance_rows import ABSENT, BROKEN, advance_rows, advance_rows_reference
 from kernels.rows.edit_rows import RuleState
+from kernels.rows.sample_rows import (
+    NOBODY,
+    PADDING,
+    RowSamples,
+    SamplingState,
+    sample_rows,
+    sample_rows_reference,
+)  # fmt: skip
 from kernels.rows.step_rows import Asked, RowState, step_rows, step_rows_reference
 
 BLOCK_SIZE = 4
@@ -102,6 +110,44 @@ def test_step_rows(step: tuple[RowState, Asked]) -> None:
         assert own.tolist() == known.tolist(), field.name
 
 
+def wishes(slots: int) -> SamplingState:
+    """Each slot's own."""
+    own = torch.arange(slots)
+    return SamplingState(
+        temperature=own / 4,
+        top_k=own + 1,
+        top_p=1 - own / 8,
+        min_p=own / 16,
+        seed=own - (1 << 40),
+        choice=own % 3,
+    )
+
+
+def columns_of(samples: RowSamples) -> dict[str, Tensor]:
+    params = {field.name: getattr(samples.params, field.name) for field in fields(samples.params)}
+    return {"slots": samples.slots, "logprobs": samples.logprobs, **params}
+
+
+@given(step=steps())
+@settings(max_examples=40, deadline=None)
+def test_sample_rows(step: tuple[RowState, Asked]) -> None:
+    state, asked = step
+    rules, wanted = no_rules(SLOTS), wishes(SLOTS)
+    rules.logprobs.copy_(torch.arange(SLOTS) - 1)
+    rules.prompt.copy_(torch.arange(SLOTS) % 2)
+    contexts = step_rows_reference(*step, BLOCK_SIZE).context_lengths
+    found = columns_of(sample_rows(state, rules, wanted, asked.slots, contexts))
+    known = columns_of(sample_rows_reference(state, rules, wanted, asked.slots, contexts))
+    samples = known["slots"] >= 0
+    for name, own in found.items():
+        assert own.dtype == known[name].dtype, name
+        assert torch.equal(own[samples], known[name][samples]), name
+    for each in (found, known):
+        assert (each["slots"][~samples] == NOBODY).all()
+        assert (each["logprobs"][~samples] == NOBODY).all()
+        assert (each["temperature"][~samples] == PADDING).all()
+
+
 @given(step=steps(), data=st.data())
 @settings(max_examples=40, deadline=None)
 def test_advance_rows(step: tuple[RowState, Asked], data: st.DataObject) -> None:
@@ -163,6 +209,12 @@ def test_by_hand(path: str) -> None:
     assert step.query_starts.tolist() == [0, 1, 1, 7, 7]
     assert step.context_lengths.tolist() == [5, 0, 6, 0]
     assert step.last_tokens.tolist() == [0, 0, 6, 6]
+    slots = asked_by_hand().slots
+    samples = sample_rows(state, no_rules(3), wishes(3), slots, step.context_lengths)
+    # Not the row that has ended, and not padding.
+    assert samples.slots.tolist() == [0, -1, 2, -1]
+    assert samples.params.temperature.tolist() == [0.0, -1.0, 0.5, -1.0]
+    assert samples.params.position[::2].tolist() == [5, 6]
     ids, ok = torch.tensor([11, 12, 44, 13]), torch.tensor([True, True, True, True])
     told = advance_rows(state, no_rules(3), asked_by_hand(), ids, ok).tolist()
     assert told == [11, ABSENT, 44, ABSENT]
@@ -193,6 +245,8 @@ def test_wrong_tensors_are_refused_by_name() -> None:
         advance_rows(state, no_rules(3), asked_by_hand(), torch.tensor([1]), torch.tensor([True]))
     with pytest.raises(ValueError, match=r"^slots: "):
         step_rows(state, empty(), BLOCK_SIZE)
+    with pytest.raises(ValueError, match=r"^contexts: "):
+        sample_rows(state, no_rules(3), wishes(3), asked_by_hand().slots, torch.zeros(4))
     with pytest.raises(ValueError, match=r"^blocks: "):
         RowState(**{**vars_of(state), "blocks": state.blocks.long()})
 
