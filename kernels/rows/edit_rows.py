@@ -14,9 +14,9 @@ shapes   logits [R, vocab] float32 | bfloat16 | float16, contiguous; edited Edit
                        words [slots, any, RECENT] int32, each at the end of its line after -1;
                        recent [slots, RECENT] int32: the token of index t at t modulo RECENT
 reads    nothing back to the host: the launches depend on R only
-cost     four launches; programs of rows without rules end at once. A row with any is widened, 6
-         bytes per token of the vocabulary; one with penalties or a list of allowed tokens takes 12
-         more
+triton   Programs of a row share its chunks, and each applies what is of its own: none waits for one
+cost     one launch; programs of rows without rules end at once. A row with any takes 6 bytes per
+         token of the vocabulary, one with penalties 4 more, with biases 8
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ from kernels.jit import constexpr, pointer, scalar, stride, tl
 from kernels.rows.step_rows import RowState
 from kernels.sampling.edited_rows import EditedRows
 from kernels.sampling.logprobs import require_logits
-from kernels.sampling.sortable_keys import CHUNK, chunks_of
 
 PENALTIES: Final = 1
 BIASES: Final = 2
@@ -134,132 +133,154 @@ def _forbidden(state: RowState, rules: RuleState, slot: int) -> Tensor:
 
 
 @jit.compiled
-def _widen_kernel(
-    logits: pointer, edited: pointer, is_edited: pointer, slots: pointer, kinds: pointer,
-    num_tokens: pointer, masked_until: pointer, vocab: stride, CHUNK: constexpr,
-) -> None:  # fmt: skip
-    """Of a chunk of a row that has rules: its logits as they are."""
-    chunk, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    slot = tl.load(slots + row)
-    kind = tl.load(kinds + slot, mask=slot >= 0, other=0)
-    knows = tl.load(num_tokens + slot, mask=slot >= 0, other=0)
-    has_rules = (kind > 0) | (knows < tl.load(masked_until + slot, mask=slot >= 0, other=0))
-    if chunk == 0:
-        tl.store(is_edited + row, has_rules.to(tl.int32))
-    if has_rules:
-        token = chunk * CHUNK + tl.arange(0, CHUNK)
-        logit = tl.load(logits + row * vocab + token, mask=token < vocab)
-        tl.store(edited + row * vocab + token, logit.to(tl.float32), mask=token < vocab)
+def _is_mine(token: pointer, CHUNK: constexpr) -> pointer:
+    """Whether the token is of the chunks that this program takes."""
+    return (token >= 0) & ((token // CHUNK) % tl.num_programs(0) == tl.program_id(0))
 
 
 @jit.compiled
-def _bias_kernel(
-    edited: pointer, slots: pointer, kinds: pointer, bias_ids: pointer, biases: pointer,
-    vocab: stride, count: scalar, BIASES: constexpr, TILE: constexpr,
+def _add_biases(
+    own: pointer, slot: scalar, bias_ids: pointer, biases: pointer, count: scalar,
+    CHUNK: constexpr, TILE: constexpr,
 ) -> None:  # fmt: skip
-    """Of a row."""
-    row = tl.program_id(0).to(tl.int64)
-    slot = tl.load(slots + row)
-    if (tl.load(kinds + slot, mask=slot >= 0, other=0) & BIASES) > 0:
-        for start in range(0, count, TILE):
-            at = start + tl.arange(0, TILE)
-            token = tl.load(bias_ids + slot * count + at, mask=at < count, other=-1)
-            is_in = token >= 0
-            place = edited + row * vocab + token
-            bias = tl.load(biases + slot * count + at, mask=is_in, other=0.0)
-            tl.store(place, tl.load(place, mask=is_in, other=0.0) + bias, mask=is_in)
+    for start in range(0, count, TILE):
+        at = start + tl.arange(0, TILE)
+        token = tl.load(bias_ids + slot * count + at, mask=at < count, other=-1)
+        is_in = _is_mine(token, CHUNK)
+        bias = tl.load(biases + slot * count + at, mask=is_in, other=0.0)
+        tl.store(own + token, tl.load(own + token, mask=is_in, other=0.0) + bias, mask=is_in)
 
 
 @jit.compiled
-def _penalise_kernel(
-    edited: pointer, slots: pointer, kinds: pointer, repetition: pointer, presence: pointer,
-    frequency: pointer, seen: pointer, allowed: pointer, vocab: stride, words: scalar,
-    PENALTIES: constexpr, ALLOWED: constexpr, BITS: constexpr, CHUNK: constexpr,
+def _penalised(
+    logit: pointer, token: pointer, is_in: pointer, slot: scalar, kind: scalar,
+    repetition: pointer, presence: pointer, frequency: pointer, seen: pointer, allowed: pointer,
+    vocab: stride, words: scalar,
+    PENALTIES: constexpr, ALLOWED: constexpr, BITS: constexpr,
+) -> pointer:  # fmt: skip
+    """What penalties and a list of allowed tokens leave of these logits."""
+    is_penal = is_in & ((kind & PENALTIES) > 0)
+    times = tl.load(seen + slot * vocab + token, mask=is_penal, other=0)
+    count = tl.maximum(times - 1, 0).to(tl.float32)
+    factor = tl.load(repetition + slot)
+    penalised = tl.where(logit > 0.0, tl.div_rn(logit, factor), logit * factor)
+    penalised -= tl.load(frequency + slot) * count
+    penalised -= tl.where(count > 0.0, tl.load(presence + slot), 0.0)
+    logit = tl.where(times > 0, penalised, logit)
+    is_listed = is_in & ((kind & ALLOWED) > 0)
+    bits = tl.load(allowed + slot * words + token // BITS, mask=is_listed, other=-1)
+    return tl.where(((bits >> (token % BITS)) & 1) > 0, logit, float("-inf"))
+
+
+@jit.compiled
+def _forbid_stops(
+    own: pointer, slot: scalar, stops: pointer, count: scalar, CHUNK: constexpr, TILE: constexpr
+) -> None:
+    for start in range(0, count, TILE):
+        at = start + tl.arange(0, TILE)
+        stop = tl.load(stops + slot * count + at, mask=at < count, other=-1)
+        tl.store(own + stop, float("-inf"), mask=_is_mine(stop, CHUNK))
+
+
+@jit.compiled
+def _forbid_words(
+    own: pointer, slot: scalar, knows: scalar, prompt: pointer, words: pointer, recent: pointer,
+    count: scalar, RECENT: constexpr, CHUNK: constexpr, TILE: constexpr,
 ) -> None:  # fmt: skip
-    """Of a chunk of a row with penalties, or with a list of allowed tokens."""
+    """What would complete a bad word."""
+    column = tl.arange(0, RECENT)
+    index = knows - RECENT + 1 + column
+    is_own = (index >= tl.load(prompt + slot)) & (column < RECENT - 1)
+    said = tl.load(recent + slot * RECENT + (index + RECENT) % RECENT, mask=is_own, other=-2)
+    for start in range(0, count, TILE):
+        word = start + tl.arange(0, TILE)
+        line = words + (slot * count + word)[:, None] * RECENT + column[None, :]
+        tokens = tl.load(line, mask=(word < count)[:, None], other=-1)
+        is_last = (column == RECENT - 1)[None, :]
+        differs = (tokens >= 0) & (tokens != said[None, :]) & (is_last == 0)
+        last = tl.max(tl.where(is_last, tokens, -1), 1)
+        is_next = (tl.max(differs.to(tl.int32), 1) == 0) & _is_mine(last, CHUNK)
+        tl.store(own + last, float("-inf"), mask=is_next)
+
+
+@jit.compiled
+def _edit_rows_kernel(
+    logits: pointer, edited: pointer, is_edited: pointer, slots: pointer,
+    kinds: pointer, num_tokens: pointer, masked_until: pointer, prompt: pointer,
+    repetition: pointer, presence: pointer, frequency: pointer,
+    bias_ids: pointer, biases: pointer, seen: pointer, allowed: pointer,
+    stops: pointer, words: pointer, recent: pointer,
+    vocab: stride, chunks: scalar, bias_count: scalar, allowed_count: scalar, stops_count: scalar,
+    words_count: scalar,
+    PENALTIES: constexpr, BIASES: constexpr, ALLOWED: constexpr, WORDS: constexpr,
+    RECENT: constexpr, BITS: constexpr,
+    CHUNK: constexpr, TILE: constexpr, WORDS_TILE: constexpr,
+) -> None:  # fmt: skip
+    """Of some chunks of a row: whether the row has rules, and if so all of them."""
     row = tl.program_id(1).to(tl.int64)
     slot = tl.load(slots + row)
     kind = tl.load(kinds + slot, mask=slot >= 0, other=0)
-    if (kind & (PENALTIES | ALLOWED)) > 0:
-        token = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
-        is_in = token < vocab
-        place = edited + row * vocab + token
-        logit = tl.load(place, mask=is_in, other=0.0)
-        is_penal = is_in & ((kind & PENALTIES) > 0)
-        times = tl.load(seen + slot * vocab + token, mask=is_penal, other=0)
-        count = tl.maximum(times - 1, 0).to(tl.float32)
-        factor = tl.load(repetition + slot)
-        penalised = tl.where(logit > 0.0, tl.div_rn(logit, factor), logit * factor)
-        penalised -= tl.load(frequency + slot) * count
-        penalised -= tl.where(count > 0.0, tl.load(presence + slot), 0.0)
-        logit = tl.where(times > 0, penalised, logit)
-        is_listed = is_in & ((kind & ALLOWED) > 0)
-        bits = tl.load(allowed + slot * words + token // BITS, mask=is_listed, other=-1)
-        is_allowed = ((bits >> (token % BITS)) & 1) > 0
-        tl.store(place, tl.where(is_allowed, logit, float("-inf")), mask=is_in)
-
-
-@jit.compiled
-def _forbid_kernel(
-    edited: pointer, slots: pointer, kinds: pointer, num_tokens: pointer, masked_until: pointer,
-    stops: pointer, prompt: pointer, words: pointer, recent: pointer,
-    vocab: stride, stops_count: scalar, words_count: scalar,
-    WORDS: constexpr, RECENT: constexpr, TILE: constexpr, WORDS_TILE: constexpr,
-) -> None:  # fmt: skip
-    """Of a row: stop tokens while they are masked, and what would complete a bad word."""
-    row = tl.program_id(0).to(tl.int64)
-    slot = tl.load(slots + row)
-    own = edited + row * vocab
     knows = tl.load(num_tokens + slot, mask=slot >= 0, other=0)
-    if knows < tl.load(masked_until + slot, mask=slot >= 0, other=0):
-        for start in range(0, stops_count, TILE):
-            at = start + tl.arange(0, TILE)
-            stop = tl.load(stops + slot * stops_count + at, mask=at < stops_count, other=-1)
-            tl.store(own + stop, float("-inf"), mask=stop >= 0)
-    if (tl.load(kinds + slot, mask=slot >= 0, other=0) & WORDS) > 0:
-        column = tl.arange(0, RECENT)
-        index = knows - RECENT + 1 + column
-        is_own = (index >= tl.load(prompt + slot)) & (column < RECENT - 1)
-        said = tl.load(recent + slot * RECENT + (index + RECENT) % RECENT, mask=is_own, other=-2)
-        for start in range(0, words_count, WORDS_TILE):
-            word = start + tl.arange(0, WORDS_TILE)
-            line = words + (slot * words_count + word)[:, None] * RECENT + column[None, :]
-            tokens = tl.load(line, mask=(word < words_count)[:, None], other=-1)
-            is_last = (column == RECENT - 1)[None, :]
-            differs = (tokens >= 0) & (tokens != said[None, :]) & (is_last == 0)
-            last = tl.max(tl.where(is_last, tokens, -1), 1)
-            is_next = (tl.max(differs.to(tl.int32), 1) == 0) & (last >= 0)
-            tl.store(own + last, float("-inf"), mask=is_next)
+    is_masked = knows < tl.load(masked_until + slot, mask=slot >= 0, other=0)
+    if tl.program_id(0) == 0:
+        tl.store(is_edited + row, (is_masked | (kind > 0)).to(tl.int32))
+    if is_masked | (kind > 0):
+        own, has_biases = edited + row * vocab, (kind & BIASES) > 0
+        # Between what threads write and what others of the program read or write there, a barrier.
+        if has_biases:
+            for chunk in range(tl.program_id(0), chunks, tl.num_programs(0)):
+                token = chunk * CHUNK + tl.arange(0, CHUNK)
+                logit = tl.load(logits + row * vocab + token, mask=token < vocab)
+                tl.store(own + token, logit.to(tl.float32), mask=token < vocab)
+            tl.debug_barrier()
+            _add_biases(own, slot, bias_ids, biases, bias_count, CHUNK, TILE)
+            tl.debug_barrier()
+        for chunk in range(tl.program_id(0), chunks, tl.num_programs(0)):
+            token = chunk * CHUNK + tl.arange(0, CHUNK)
+            is_in = token < vocab
+            raw = tl.load(logits + row * vocab + token, mask=is_in & (has_biases == 0), other=0.0)
+            biased = tl.load(own + token, mask=is_in & has_biases, other=0.0)
+            logit = _penalised(
+                tl.where(has_biases, biased, raw.to(tl.float32)), token, is_in, slot, kind,
+                repetition, presence, frequency, seen, allowed,
+                vocab, allowed_count, PENALTIES, ALLOWED, BITS,
+            )  # fmt: skip
+            tl.store(own + token, logit, mask=is_in)
+        tl.debug_barrier()
+        if is_masked:
+            _forbid_stops(own, slot, stops, stops_count, CHUNK, TILE)
+        if (kind & WORDS) > 0:
+            _forbid_words(
+                own, slot, knows, prompt, words, recent, words_count, RECENT, CHUNK, WORDS_TILE
+            )
 
 
 _TILE = 256
 _WORDS_TILE = 16
-# With four, what rules ask of a logit spills on sm_80.
+# Logits of a row that its programs take at a time.
+_CHUNK = 1024
 _WARPS = 8
+# For each processor, of all rows together: most rows have no rules, and a program by chunk would be
+# thousands that only find that out.
+_PROGRAMS = 4
 
 
 def _edit_rows_triton(
     logits: Tensor, edited: EditedRows, state: RowState, rules: RuleState, slots: Tensor
 ) -> None:
     rows, vocab = logits.shape
-    grid = (chunks_of(vocab), rows)
-    _widen_kernel[grid](
-        logits, edited.logits, edited.is_edited, slots, rules.kinds,
-        state.num_tokens, state.masked_until, vocab, CHUNK=CHUNK,
-    )  # fmt: skip
-    _bias_kernel[(rows,)](
-        edited.logits, slots, rules.kinds, rules.bias_ids, rules.biases,
-        vocab, rules.biases.size(1), BIASES=BIASES, TILE=_TILE,
-    )  # fmt: skip
-    _penalise_kernel[grid](
-        edited.logits, slots, rules.kinds, rules.repetition, rules.presence, rules.frequency,
-        rules.seen, rules.allowed, vocab, rules.allowed.size(1),
-        PENALTIES=PENALTIES, ALLOWED=ALLOWED, BITS=BITS, CHUNK=CHUNK, num_warps=_WARPS,
-    )  # fmt: skip
-    _forbid_kernel[(rows,)](
-        edited.logits, slots, rules.kinds, state.num_tokens, state.masked_until, state.stops,
-        rules.prompt, rules.words, rules.recent, vocab, state.stops.size(1), rules.words.size(1),
-        WORDS=WORDS, RECENT=RECENT, TILE=_TILE, WORDS_TILE=_WORDS_TILE,
+    chunks = -(-vocab // _CHUNK)
+    each = -(-jit.programs(logits.device, _PROGRAMS) // max(1, rows))
+    _edit_rows_kernel[(min(chunks, each), rows)](
+        logits, edited.logits, edited.is_edited, slots,
+        rules.kinds, state.num_tokens, state.masked_until, rules.prompt,
+        rules.repetition, rules.presence, rules.frequency,
+        rules.bias_ids, rules.biases, rules.seen, rules.allowed,
+        state.stops, rules.words, rules.recent,
+        vocab, chunks, rules.biases.size(1), rules.allowed.size(1), state.stops.size(1),
+        rules.words.size(1),
+        PENALTIES=PENALTIES, BIASES=BIASES, ALLOWED=ALLOWED, WORDS=WORDS, RECENT=RECENT, BITS=BITS,
+        CHUNK=_CHUNK, TILE=_TILE, WORDS_TILE=_WORDS_TILE, num_warps=_WARPS,
     )  # fmt: skip
 
 

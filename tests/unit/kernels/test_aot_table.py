@@ -25,7 +25,7 @@ SECONDS_MAX = 840
 pytestmark = pytest.mark.timeout(SECONDS_MAX + 60)
 
 ROOT = Path(__file__).parents[3]
-ROW_KERNELS = ("step_rows_kernel", "penalise_kernel", "forbid_kernel", "advance_rows_kernel")
+ROW_KERNELS = ("step_rows_kernel", "sample_rows_kernel", "edit_rows_kernel", "advance_rows_kernel")
 # Those of which a spill or a jump would hurt most: of bf16, an odd group, fp8.
 SUBSET = {
     ("8b", "attend_kernel long", 90),

@@ -101,6 +101,20 @@ def test_as_the_reference(vocab: int, dtype: torch.dtype) -> None:
             assert forbidden == FORBIDDEN.get(slot, set())
 
 
+@pytest.mark.parametrize("slot", range(SLOTS))
+def test_alone_as_among_others(slot: int) -> None:
+    """Then more programs share a row's chunks, and each applies what is of its own."""
+    vocab = 5 * CHUNK + 3
+    rows, crowd = device_rows(vocab), torch.arange(SLOTS)
+    logits = torch.randn(SLOTS, vocab, generator=torch.Generator().manual_seed(3)).bfloat16()
+    together = EditedRows.of(SLOTS, vocab, logits.device)
+    edit_rows(logits, together, rows.state, rows.rules, crowd)
+    own, edited = slice(slot, slot + 1), EditedRows.of(1, vocab, logits.device)
+    edit_rows(logits[own], edited, rows.state, rows.rules, crowd[own])
+    assert edited.is_edited.tolist() == [1]
+    assert torch.equal(edited.logits, together.logits[own])
+
+
 def test_rows_without_rules_are_not_written() -> None:
     """Slot 4 has none once it knows enough tokens for its stops."""
     rows = device_rows(40)

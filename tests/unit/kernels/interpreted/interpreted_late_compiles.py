@@ -134,7 +134,7 @@ def run(warm: Warm, *asked: tuple[int, dict[str, Any]], chunk_tokens: int = NEVE
 def test_the_record_tells_compiles_apart(warm: Warm) -> None:
     """Otherwise nothing below would be proven."""
     names = {key.split()[0] for key in warm.keys.seen}
-    assert names >= {"attend_kernel", "combine_kernel", "decode_kernel", "_forbid_kernel"}
+    assert names >= {"attend_kernel", "combine_kernel", "decode_kernel", "_edit_rows_kernel"}
     logits, ids = torch.zeros(2, VOCAB), torch.zeros(3, dtype=torch.int64)
     with warm.compiling_nothing():
         token_logprobs(logits, ids[:2], 7)
