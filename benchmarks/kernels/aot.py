@@ -179,7 +179,7 @@ def specialisations(shape: Shape, arch: int) -> list[Specialisation]:
             Specialisation(
                 shape=shape.name,
                 kernel=kernel,
-                variant=_variant(arguments),
+                variant=_variant(arguments, options),
                 arguments=arguments,
                 options=options,
             )
@@ -194,12 +194,13 @@ def specialisations(shape: Shape, arch: int) -> list[Specialisation]:
     return found
 
 
-def _variant(arguments: Mapping[str, Any]) -> str:
+def _variant(arguments: Mapping[str, Any], options: Mapping[str, int]) -> str:
     """What tells launches of one kernel apart."""
     long_split = import_module("kernels.attention.plan").LONG_SPLIT
     masked = mask_words(arguments.get("HAS_WINDOW", False), arguments.get("HAS_SOFTCAP", False))
     if "GROUP_TILE" in arguments:
-        return f"{' normed' * arguments['NORMS']}{masked}"
+        is_few = options["num_stages"] > 3 and not arguments["IS_FP8"]
+        return f"{' normed' * arguments['NORMS']}{masked}{' few rows' * is_few}"
     if arguments.get("SPLIT") == long_split:
         return f" long{masked}"
     if masked:
@@ -289,13 +290,14 @@ def _launch_all(shape: Shape, modules: Mapping[str, ModuleType]) -> None:
     fuse = modules["rope_write_kv"].rope_write_kv
     fuse(q, k, v, positions, cos_sin, *pages, slots, scales=scales)
     fuse(q, k, v, positions, cos_sin, *pages, slots, norm, norm, 1e-6, scales)
-    tables = torch.empty(4, 8192, dtype=torch.int32)
-    step = tables, tables[0, :5], tables[0, :4]
+    tables = torch.empty(64, 8192, dtype=torch.int32)
+    step = tables[:4], tables[0, :5], tables[0, :4]
     attend = modules["paged_attention"].paged_attention
     for window, softcap in ((None, None), *shape.masks):
         masked = {"window": window, "softcap": softcap}
         attend(q, *pages, *step, head_dim**-0.5, scales=scales, own=(k, v), **masked)
-        _launch_decode(shape, modules, qkv[:4], pages, tables, scales, masked)
+        for rows in (4, 64):
+            _launch_decode(shape, modules, qkv[:rows], pages, tables, scales, masked)
     logits = torch.empty(tokens, shape.vocab, dtype=dtype)
     token_ids = torch.empty(tokens, dtype=torch.int64)
     edited = modules["edited_rows"].EditedRows.of(tokens, shape.vocab, logits.device)

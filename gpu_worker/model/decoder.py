@@ -24,7 +24,7 @@ from gpu_worker.model.model import ModelConfig
 from gpu_worker.model.rope import RopeConfig, inverse_frequencies
 from gpu_worker.model.weights import Weights
 from kernels import dispatch, variants
-from kernels.attention.decode_attention import decode_attention
+from kernels.attention.decode_attention import decode_attention, tasks_wanted
 from kernels.attention.paged_attention import paged_attention
 from kernels.attention.parts import Parts
 from kernels.attention.plan import AttentionPlan, plan_attention, with_parts, worst_parts_size
@@ -123,6 +123,9 @@ class Decoder:
         self._scales_logits = config.logits_divisor != 1 or config.logits_softcap is not None
         self._context_tokens = context_tokens
         self._parts: Parts | None = None
+        self._tasks_wanted = tasks_wanted(
+            weights.norm, heads=config.heads, kv_heads=config.kv_heads, head_dim=config.head_dim
+        )
         # None: the operators one by one.
         self.compiled = CompiledLayers.of(
             weights.layers,
@@ -180,9 +183,9 @@ class Decoder:
     def _one_by_one(self, step: StepTensors) -> States:
         layers, queries = self.weights.layers, step.queries
         hidden, residual = self.weights.embed_and_norm(step.token_ids, self._config.norm_eps)
-        plan = self._plan(len(hidden), queries, step)
+        is_in_one = self._is_in_one(step)
+        plan = self._plan(len(hidden), queries, step, is_in_one=is_in_one)
         slot_mapping, block_tables = step.slot_mapping.unbind(), step.block_tables.unbind()
-        is_in_one = self._is_in_one(step, plan)
         for index, layer in enumerate(layers):
             is_last, group = index + 1 == len(layers), self._group_of[index]
             if is_in_one:
@@ -247,7 +250,9 @@ class Decoder:
             wide.div_(divisor)
         return wide if cap is None else wide.div_(cap).tanh_().mul_(cap)
 
-    def _plan(self, tokens: int, queries: Queries, step: StepTensors) -> AttentionPlan | None:
+    def _plan(
+        self, tokens: int, queries: Queries, step: StepTensors, *, is_in_one: bool = False
+    ) -> AttentionPlan | None:
         """Attention shared out once for all layers with these queries, where kernels want that."""
         if dispatch.path_for(self.weights.norm) != "triton":
             return None
@@ -261,6 +266,7 @@ class Decoder:
             dtype=self.weights.norm.dtype,
             queries_max=queries.row_max,
             context_max=step.context_max or step.block_tables.size(2) * pages.size(2),
+            tasks_wanted=self._tasks_wanted if is_in_one else None,
         )
         return with_parts(
             plan,
@@ -304,11 +310,11 @@ class Decoder:
         )
         return q, (k, v)
 
-    @staticmethod
-    def _is_in_one(step: StepTensors, plan: AttentionPlan | None) -> bool:
+    def _is_in_one(self, step: StepTensors) -> bool:
         """Whether a launch takes a layer's rows from their projection through attention."""
-        is_decode = plan is not None and plan.is_decode and step.logits_indices is None
-        return is_decode and variants.is_on("decode-in-one")
+        if dispatch.path_for(self.weights.norm) != "triton" or step.logits_indices is not None:
+            return False
+        return step.queries.row_max == 1 and variants.is_on("decode-in-one")
 
     def _decode(
         self, index: int, hidden: Tensor, step: StepTensors, plan: AttentionPlan | None

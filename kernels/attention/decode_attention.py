@@ -60,18 +60,37 @@ def decode_attention_reference(
 
 
 IN_ONE_GROUP_MAX: Final = 16
+# So many rows leave programs to spare, and a program alone waits for what it reads: more of it is
+# on its way, where more programs would fill each other's pauses.
+FEW_ROWS: Final = 16
 
 
-def decode_tiling(
-    q: Tensor, group: int, block_size: int, *, is_fp8: bool, is_masked: bool
-) -> Tiling:
-    """As short rows of other steps, but for what spills there: float32, without tensor cores, with
-    fewer warps, and the larger tiles with a stage more.
+def decode_tiling(q: Tensor, *, is_fp8: bool) -> Tiling:
+    """As short rows of other steps, of which a row's bits are those; float32, without tensor cores,
+    spills with fewer warps. Timed on an H200 (docs/benchmarks.md).
     """
-    tiling = short_tiling(q, group, block_size, is_fp8=is_fp8, is_masked=is_masked)
+    tiling = short_tiling(q, is_fp8=is_fp8)
     if q.dtype == torch.float32:
         return tiling._replace(warps=8, programs=2, registers=128)
-    return tiling if is_fp8 or tiling.positions < 32 else tiling._replace(stages=2)
+    if len(q) > FEW_ROWS or is_fp8 or not jit.is_sm_90(q.device):
+        return tiling
+    return tiling._replace(stages=5, programs=6)
+
+
+def tasks_wanted(weight: Tensor, *, heads: int, kv_heads: int, head_dim: int) -> int | None:
+    """Of a plan for decode_attention with such heads, of the dtype and on the device of `weight`:
+    two for each program; None where it is no launch of its own.
+    """
+    if not _is_in_one(heads, kv_heads, head_dim):
+        return None
+    q = weight.new_empty((FEW_ROWS + 1, heads, head_dim))
+    programs = decode_tiling(q, is_fp8=False).programs
+    return max(1, 2 * jit.programs(weight.device, programs) // kv_heads)
+
+
+def _is_in_one(heads: int, kv_heads: int, head_dim: int) -> bool:
+    # Of more heads to a key, tiles of twice the lines for that key's spill.
+    return head_dim <= HEAD_DIM_MAX and heads // kv_heads <= IN_ONE_GROUP_MAX
 
 
 def _decode_attention_triton(
@@ -88,8 +107,7 @@ def _decode_attention_triton(
     group, is_fp8 = heads // kv_heads, scales is not None
     rows = len(context_lengths)
     parts = parts_for(plan, q, rows=rows, kv_heads=kv_heads)
-    is_masked = window is not None or softcap is not None
-    tiling = decode_tiling(q, group, block_size, is_fp8=is_fp8, is_masked=is_masked)
+    tiling = decode_tiling(q, is_fp8=is_fp8)
     group_tile = jit.power_of_two(group)
     # A line for the key, beside those for the heads.
     query_tile = max(SHORT_TILE, jit.power_of_two(group + 1))
@@ -136,9 +154,8 @@ def decode_attention(
     require(window is None or window >= 1, "window", "must be at least 1")
     require(softcap is None or softcap > 0, "softcap", "must be above 0")
     rows = block_tables, query_starts, context_lengths
-    # Of more heads to a key, tiles of twice the lines for that key's spill.
-    is_narrow = q.shape[2] <= HEAD_DIM_MAX and q.shape[1] // k.shape[1] <= IN_ONE_GROUP_MAX
-    if plan is not None and is_narrow and dispatch.path_for(q) == "triton":
+    is_in_one = _is_in_one(q.shape[1], k.shape[1], q.shape[2])
+    if plan is not None and is_in_one and dispatch.path_for(q) == "triton":
         require(plan.is_decode, "plan", "must be of one token a row")
         norms = None if q_norm is None or k_norm is None else (q_norm, k_norm)
         return _decode_attention_triton(

@@ -1,12 +1,13 @@
 """decode_kernel: of rows with one token each, all that lies between two projections, in a launch.
 
 formula  q, k := norm of each head, if the model has that; rope; k and v to their slot; attention,
-         as decode_attention. A task is a KV head of a split of a row's positions (`plan`): it turns
-         its heads' queries itself, and who has the last split writes the row's key and value
+         as decode_attention. A task is a KV head of some splits of a row's positions (`plan`): it
+         turns its heads' queries itself, and who has the last split writes the row's key and value
          before it reads them. Of several splits each keeps a part; who arrives last adds them up in
-         the order of splits, so that the bits do not depend on who that is
+         the order of splits, so that the bits depend neither on who that is nor on how many splits
+         a task has
 shapes   arrived [rows * KV_HEADS] int32, zeros before and after; else as triton_kernels
-cost     as decode_attention. Queries are read and turned once per split, 2 KiB beside the 128 KiB
+cost     as decode_attention. Queries are read and turned once per task, 2 KiB beside the 128 KiB
          of its keys and values (group of 4, heads of 128, bf16); in return a layer is two launches
          less. Parts come back from the cache, 2 KiB each (group of 4), 8 at once: 64k of context,
          128 splits, are 16 reads of the cache one after the other. Reckoned, not timed: 10 us for
@@ -18,7 +19,15 @@ from __future__ import annotations
 from kernels import jit
 from kernels.attention.plan import short_level_of, short_splits_of
 from kernels.attention.triton_kernels import combined, item_of, keep_part, turns_end
-from kernels.attention.walks import attended, scaled
+from kernels.attention.walks import (
+    halves,
+    in_pairs,
+    places,
+    scaled,
+    seen_codes,
+    seen_tile,
+    whole,
+)
 from kernels.jit import constexpr, pointer, scalar, stride, tl
 from kernels.kv import fp8
 
@@ -104,6 +113,106 @@ def _queries(
 
 
 @jit.compiled
+def _first_of(
+    tasks: pointer, item: scalar, size: scalar, KV_HEADS: constexpr, SPLIT: constexpr,
+    TASK: constexpr,
+) -> scalar:  # fmt: skip
+    """The first split of a task."""
+    return tl.load(tasks + item // KV_HEADS * TASK + 6) * SPLIT // size
+
+
+@jit.compiled
+def _splits_of(
+    tasks: pointer, item: scalar, window: scalar, KV_HEADS: constexpr, SPLIT: constexpr,
+    PARTS_MAX: constexpr, TASK: constexpr, HAS_WINDOW: constexpr,
+) -> scalar:  # fmt: skip
+    """(size, splits) of a task's row, and which of them are the task's: [from, to).
+
+    Those wholly behind the window are nobody's.
+    """
+    task = tasks + item // KV_HEADS * TASK
+    context = tl.load(task + 3)
+    size = SPLIT << short_level_of(context, SPLIT, PARTS_MAX)
+    splits = short_splits_of(context, size)
+    first = _first_of(tasks, item, size, KV_HEADS, SPLIT, TASK)
+    until = tl.minimum(first + tl.load(task + 7) * SPLIT // size, splits)
+    if HAS_WINDOW:
+        behind = tl.maximum(context - window, 0) // size
+        first = tl.maximum(first, tl.minimum(behind, splits - 1))
+    return size, splits, first, until
+
+
+@jit.compiled
+def _end_of_split(begin: scalar, size: scalar, stop: scalar) -> scalar:
+    """Of the split from `begin` on: a row's last has less than one and a half of the others, and
+    at least half.
+    """
+    return tl.where(stop - begin < size + size // 2, stop, begin + size)
+
+
+@jit.compiled
+def _walk_splits(
+    queries: pointer, by: scalar, k: pointer, v: pointer, scales: pointer, table: pointer,
+    kv_head: scalar, start: scalar, behind: scalar, stop: scalar, size: scalar, end: scalar,
+    window: scalar, softcap: scalar,
+    out: pointer, sums_out: pointer, tops_out: pointer, totals_out: pointer,
+    tasks: pointer, item: scalar,
+    KV_HEADS: constexpr, GROUP: constexpr, HEAD_DIM: constexpr, BLOCK_SIZE: constexpr,
+    POSITIONS: constexpr, SPLIT: constexpr, TASK: constexpr, WIDENS: constexpr, IS_FP8: constexpr,
+    HAS_WINDOW: constexpr, HAS_SOFTCAP: constexpr,
+) -> None:  # fmt: skip
+    """Attend to positions [start, stop), and keep the part of each of their splits, of `size`, the
+    first of which ends at `end`.
+
+    One loop over all of them: the next tile is on its way while a part is written.
+    """
+    LINES: tl.constexpr = queries.shape[0]
+    if IS_FP8:
+        k, v = in_pairs(k), in_pairs(v)
+        evens, odds = halves(queries)
+        odd = tl.zeros(odds.shape, tl.float32)
+        sums = odd
+    else:
+        sums = tl.zeros(queries.shape, tl.float32)
+    # Of one token, the last: it sees all that is there.
+    seen = tl.arange(0, LINES)
+    top = tl.full([LINES], float("-inf"), tl.float32)
+    total = tl.zeros([LINES], tl.float32)
+    for at in range(start, stop, POSITIONS):
+        position = at + tl.arange(0, POSITIONS)
+        is_there = (position < stop) & (position >= behind) if HAS_WINDOW else position < stop
+        if IS_FP8:
+            place = places(
+                table, at, is_there, kv_head, KV_HEADS, HEAD_DIM // 2, BLOCK_SIZE, POSITIONS
+            )
+            top, total, sums, odd = seen_codes(
+                evens, odds, by, k, v, place, position, is_there, seen, top, total, sums, odd,
+                window, softcap, HEAD_DIM, True, True, WIDENS, HAS_WINDOW, HAS_SOFTCAP,
+            )  # fmt: skip
+        else:
+            place = places(table, at, is_there, kv_head, KV_HEADS, HEAD_DIM, BLOCK_SIZE, POSITIONS)
+            top, total, sums = seen_tile(
+                queries, by, k, v, place, place, position, is_there, seen, top, total, sums,
+                window, softcap, HEAD_DIM, True, True, WIDENS, HAS_WINDOW, HAS_SOFTCAP,
+            )  # fmt: skip
+        if at + POSITIONS >= end:
+            mixed = sums
+            if IS_FP8:
+                mixed = whole(sums, odd) * (256.0 * tl.load(scales + KV_HEADS + kv_head))
+                odd = tl.zeros(odd.shape, tl.float32)
+            split = short_splits_of(end, size) - 1
+            split -= _first_of(tasks, item, size, KV_HEADS, SPLIT, TASK)
+            keep_part(
+                out, sums_out, tops_out, totals_out, tasks, item, split, top, total, mixed,
+                KV_HEADS, GROUP, HEAD_DIM, 1, SPLIT, TASK, False,
+            )  # fmt: skip
+            sums = tl.zeros(sums.shape, tl.float32)
+            top = tl.full([LINES], float("-inf"), tl.float32)
+            total = tl.zeros([LINES], tl.float32)
+            end = _end_of_split(end, size, stop)
+
+
+@jit.compiled
 def decode_kernel(
     q: pointer, k: pointer, v: pointer, q_norm: pointer, k_norm: pointer, cos_sin: pointer,
     slot_mapping: pointer, k_pages: pointer, v_pages: pointer, out: pointer,
@@ -121,7 +230,6 @@ def decode_kernel(
 ) -> None:  # fmt: skip
     """`tasks` of rows of one token, of every KV head."""
     jit.wait_for_neighbour(PDL)
-    line = tl.arange(0, QUERY_TILE)
     items = tl.load(total_tasks) * KV_HEADS
     for turn in tl.range(tl.program_id(0), turns_end(items), tl.num_programs(0), disable_licm=True):
         item = item_of(turn, items)
@@ -129,30 +237,30 @@ def decode_kernel(
         task = tasks + item // KV_HEADS * TASK
         row, token = tl.load(task), tl.load(task + 1).to(tl.int64)
         context = tl.load(task + 3)
-        start, size = tl.load(task + 6) * SPLIT, tl.load(task + 7) * SPLIT
-        stop = tl.minimum(context, start + size)
+        size, splits, first, until = _splits_of(
+            tasks, item, window, KV_HEADS, SPLIT, PARTS_MAX, TASK, HAS_WINDOW
+        )
         behind = tl.maximum(context - window, 0) if HAS_WINDOW else 0
-        if HAS_WINDOW:
-            start = tl.maximum(start, behind // POSITIONS * POSITIONS)
-        if start < stop:
+        if first < until:
             queries = _queries(
                 q + token * q_stride, k + token * k_stride, v + token * v_stride, q_norm, k_norm,
                 cos_sin, context, positions_max, eps, k_pages, v_pages,
-                tl.load(slot_mapping + token), slots_max, scales, kv_head, stop == context,
+                tl.load(slot_mapping + token), slots_max, scales, kv_head, until == splits,
                 KV_HEADS, GROUP, HEAD_DIM, HALF, BLOCK_SIZE, DIM_TILE, QUERY_TILE, NORMS, IS_FP8,
             )  # fmt: skip
             queries, by = scaled(queries, scale_log2, scales + kv_head, WIDENS, IS_FP8)
-            top, total, sums = attended(
-                queries, by, k_pages, v_pages, k, v, block_tables + row.to(tl.int64) * table_stride,
-                0, kv_head, context - 1, 0, line * 0, start, behind, stop, 0, 0, 0, window, softcap,
-                KV_HEADS, HEAD_DIM, BLOCK_SIZE, POSITIONS, False, True, WIDENS, IS_FP8,
+            start = first * size
+            stop = tl.where(until == splits, context, until * size)
+            end = _end_of_split(start, size, stop)
+            if HAS_WINDOW:
+                start = tl.maximum(start, behind // POSITIONS * POSITIONS)
+            _walk_splits(
+                queries, by, k_pages, v_pages, scales,
+                block_tables + row.to(tl.int64) * table_stride, kv_head, start, behind,
+                stop, size, end, window, softcap,
+                out, sums_out, tops_out, totals_out, tasks, item,
+                KV_HEADS, GROUP, HEAD_DIM, BLOCK_SIZE, POSITIONS, SPLIT, TASK, WIDENS, IS_FP8,
                 HAS_WINDOW, HAS_SOFTCAP,
-            )  # fmt: skip
-            if IS_FP8:
-                sums *= 256.0 * tl.load(scales + KV_HEADS + kv_head)
-            keep_part(
-                out, sums_out, tops_out, totals_out, tasks, item, top, total, sums,
-                KV_HEADS, GROUP, HEAD_DIM, 1, SPLIT, TASK, False,
             )  # fmt: skip
             _arrive(
                 out, sums_out, tops_out, totals_out, arrived, tasks, item, kept_starts, window,
@@ -169,27 +277,29 @@ def _arrive(
     SPLIT: constexpr, PARTS_MAX: constexpr, TASK: constexpr,
     GROUP_TILE: constexpr, PARTS_AT_ONCE: constexpr, HAS_WINDOW: constexpr,
 ) -> None:  # fmt: skip
-    """If all other parts of the row's KV head are there: their sum."""
+    """The task's parts are there; if all others of the row's KV head are: their sum."""
     HEADS: tl.constexpr = KV_HEADS * GROUP
     kv_head = item % KV_HEADS
     task = tasks + item // KV_HEADS * TASK
     row, begin, context = tl.load(task), tl.load(task + 1), tl.load(task + 3)
-    size = SPLIT << short_level_of(context, SPLIT, PARTS_MAX)
-    last = short_splits_of(context, size) - 1
-    if last > 0:
+    size, splits, own, until = _splits_of(
+        tasks, item, window, KV_HEADS, SPLIT, PARTS_MAX, TASK, HAS_WINDOW
+    )
+    if splits > 1:
         # Parts wholly behind the window are never written.
-        first = tl.minimum(tl.maximum(context - window, 0) // size, last) if HAS_WINDOW else 0
+        behind = tl.maximum(context - window, 0) // size if HAS_WINDOW else 0
+        first = tl.minimum(behind, splits - 1)
         counter = arrived + row * KV_HEADS + kv_head
         # All threads' stores before the one that counts, and its count before anybody's loads.
         tl.debug_barrier()
-        before = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
-        if before == last - first:
+        before = tl.atomic_add(counter, until - own, sem="acq_rel", scope="gpu")
+        if before + until - own == splits - first:
             tl.store(counter, 0)
             head = kv_head * GROUP
             combined(
                 out, sums, tops, totals,
                 begin.to(tl.int64) * HEADS + head,
                 tl.load(kept_starts + row).to(tl.int64) * HEADS + head,
-                tl.zeros((), tl.int64) + HEADS, first, last + 1,
+                tl.zeros((), tl.int64) + HEADS, first, splits,
                 GROUP, HEAD_DIM, DIM_TILE, GROUP_TILE, PARTS_AT_ONCE,
             )  # fmt: skip

@@ -11,6 +11,7 @@ formula  short row: splits of SPLIT << level positions; level 0 up to PARTS_MAX 
          long row:  split i begins at LONG_SPLIT * (((N + i % N) << i // N) - N), N = LONG_ALIKE:
          |-8192-|-8192-|-8192-|-8192-|--16384--|--16384--|--16384--|--16384--|---32768---| ...
          a row of 2 tokens or more whose parts would be beyond PARTS_MAX is long
+         a task is several splits of a row, as many of each, where programs would have many tasks
          programs take tasks from the last on, and every other round in the other direction: short
          ones lie shortest first, long ones by rows
 shapes   query_starts     [rows + 1] int32, ascending from 0
@@ -51,6 +52,8 @@ LONG_SPLIT: Final = 8192
 # Splits of a long row that are of one size, before those of twice the size. Sizes that grow keep
 # few parts of long prompts, and stay where they are however a prompt is cut into chunks.
 LONG_ALIKE: Final = 4
+# Splits of a task at most.
+TASK_SPLITS: Final = 4
 # Ints of a task: one read of 32 bytes tells all that a program must know of its row.
 TASK: Final = 8
 # Rows of a tile: the least that a tensor core takes, and what one program's registers hold.
@@ -83,6 +86,8 @@ class AttentionPlan:
     has_long: bool
     # No context is longer.
     context_max: int
+    # Whether tasks may be of several splits: for `decode_kernel` alone.
+    has_wide_tasks: bool = False
     # None: each call of attention takes its own.
     parts: Parts | None = None
 
@@ -206,23 +211,28 @@ Task = tuple[int, int, int, int, int, int, int, int]
 
 
 def attention_plan_reference(
-    query_starts: Tensor, context_lengths: Tensor, short_tokens: int, long_tokens: int
-) -> tuple[list[Task], list[Task], list[int], list[int]]:
+    query_starts: Tensor, context_lengths: Tensor, short_tokens: int, long_tokens: int,
+    tasks_wanted: int | None = None,
+) -> tuple[list[Task], list[Task], list[int], list[int]]:  # fmt: skip
     """The definition of correct, for tokens of one tile: tasks and parts, short and long."""
     shorts: list[tuple[int, Task]] = []
     longs: list[Task] = []
     short_kept, long_kept = [0], [0]
     contexts, starts = context_lengths.tolist(), query_starts.tolist()
+    live = (each for at, each in enumerate(contexts) if each and starts[at] < starts[at + 1])
+    span = task_splits(sum(map(short_splits, live)), tasks_wanted)
     for row, (begin, context) in enumerate(zip(starts, contexts, strict=False)):
         count = starts[row + 1] - begin
         is_live, level = count > 0 and context > 0, short_level(context)
         splits = short_splits(context)
         is_short = count == 1 or (count <= short_tokens and count * splits <= PARTS_MAX)
-        for split in range(splits if is_live and is_short else 0):
-            start, is_end = split << level, split == splits - 1
-            length = context - start * SPLIT if is_end else SPLIT << level
+        # As many splits a task as its row's fewest tasks need.
+        each = -(-splits // -(-splits // span))
+        for split in range(0, splits if is_live and is_short else 0, each):
+            start, is_end = split << level, split + each >= splits
+            length = context - start * SPLIT if is_end else each * SPLIT << level
             kept = short_kept[-1] + split * count
-            task = (row, begin, count, context, 0, kept, start, (1 + is_end) << level)
+            task = (row, begin, count, context, 0, kept, start, (each + is_end) << level)
             shorts.append((-length, task))
         splits_long = long_splits(context)
         for tile in range(-(-count // long_tokens) if is_live and not is_short else 0):
@@ -236,6 +246,15 @@ def attention_plan_reference(
     # Of those of one length whole splits are taken before ends of rows.
     shorts.sort(key=lambda each: (each[0], _is_end(each[1])))
     return [task for _, task in reversed(shorts)], longs, short_kept, long_kept
+
+
+def task_splits(splits: int, tasks_wanted: int | None) -> int:
+    """How many splits a task has at most, of a step of so many: fewer tasks than `tasks_wanted`
+    are only as long as a split. None: all are.
+    """
+    if tasks_wanted is None:
+        return 1
+    return max(1, min(TASK_SPLITS, (2 * splits + tasks_wanted) // (2 * tasks_wanted)))
 
 
 def _is_end(task: Task) -> bool:
@@ -296,6 +315,34 @@ def _shares(
 
 
 @jit.compiled
+def _span(
+    query_starts: pointer, context_lengths: pointer, rows: scalar, tasks_wanted: scalar,
+    SPLIT: constexpr, PARTS_MAX: constexpr, TASK_SPLITS: constexpr, TILE: constexpr,
+) -> scalar:  # fmt: skip
+    """As `task_splits`, of rows of one token; none wanted: 1."""
+    total = tl.zeros((), tl.int32)
+    for start in range(0, tl.where(tasks_wanted > 0, rows, 0), TILE):
+        row = start + tl.arange(0, TILE)
+        is_in = row < rows
+        count = tl.load(query_starts + row + 1, mask=is_in, other=0)
+        count -= tl.load(query_starts + row, mask=is_in, other=0)
+        context = tl.load(context_lengths + row, mask=is_in, other=0)
+        level = short_level_of(context, SPLIT, PARTS_MAX)
+        is_live = (count > 0) & (context > 0)
+        total += tl.sum(tl.where(is_live, short_splits_of(context, SPLIT << level), 0), 0)
+    wanted = tl.maximum(tasks_wanted, 1)
+    return tl.maximum(tl.minimum((2 * total + wanted) // (2 * wanted), TASK_SPLITS), 1)
+
+
+@jit.compiled
+def _tasks_of(splits: scalar, span: scalar) -> scalar:
+    """(tasks, splits of each but the last) of a row or of many, of `span` splits at most."""
+    tasks = (splits + span - 1) // span
+    each = tl.maximum((splits + tasks - 1) // tl.maximum(tasks, 1), 1)
+    return (splits + each - 1) // each, each
+
+
+@jit.compiled
 def _put_task(
     table: pointer, at: scalar, is_in: scalar, row: scalar, begin: scalar, count: scalar,
     context: scalar, first: scalar, kept: scalar, start: scalar, size: scalar, TASK: constexpr,
@@ -314,11 +361,11 @@ def _put_task(
 @jit.compiled
 def _among(
     query_starts: pointer, context_lengths: pointer, rows: scalar,
-    own: scalar, size: scalar, end: scalar,
+    own: scalar, size: scalar, end: scalar, span: scalar,
     SHORT_TOKENS: constexpr, LONG_TOKENS: constexpr, SPLIT: constexpr, LONG_SPLIT: constexpr,
     PARTS_MAX: constexpr, ALIKE: constexpr, TILE: constexpr,
 ) -> scalar:  # fmt: skip
-    """When a row's whole splits of a size are taken, and its end of a length; then of the rows
+    """When a row's whole tasks of a size are taken, and its end of a length; then of the rows
     before it long tasks, and parts kept, short and long; then all tasks, short and long.
     """
     whole_at, end_at = tl.zeros((), tl.int32), tl.zeros((), tl.int32)
@@ -333,7 +380,8 @@ def _among(
         level, splits, tiles, long_splits, short_kept, long_kept = _shares(
             count, context, SHORT_TOKENS, LONG_TOKENS, SPLIT, LONG_SPLIT, PARTS_MAX, ALIKE
         )
-        its_size, whole = SPLIT << level, tl.maximum(splits - 1, 0)
+        tasks, each = _tasks_of(splits, span)
+        its_size, whole = each * SPLIT << level, tl.maximum(tasks - 1, 0)
         its_end = tl.where(splits > 0, context - whole * its_size, 0)
         is_whole_first = (its_size > size) | ((its_size == size) & is_before)
         is_end_first = (its_end > end) | ((its_end == end) & is_before)
@@ -344,7 +392,7 @@ def _among(
         long_at += tl.sum(tl.where(is_before, tiles * long_splits, 0), 0)
         short_start += tl.sum(tl.where(is_before, short_kept, 0), 0)
         long_start += tl.sum(tl.where(is_before, long_kept, 0), 0)
-        shorts += tl.sum(splits, 0)
+        shorts += tl.sum(tasks, 0)
         longs += tl.sum(tiles * long_splits, 0)
     return whole_at, end_at, long_at, short_start, long_start, shorts, longs
 
@@ -354,8 +402,10 @@ def _plan_kernel(
     query_starts: pointer, context_lengths: pointer,
     short_table: pointer, long_table: pointer, totals: pointer, kept_starts: pointer,
     rows: scalar, short_room: scalar, long_room: scalar, kept_stride: scalar,
+    tasks_wanted: scalar,
     SHORT_TOKENS: constexpr, LONG_TOKENS: constexpr, SPLIT: constexpr, LONG_SPLIT: constexpr,
-    PARTS_MAX: constexpr, ALIKE: constexpr, TASK: constexpr, TILE: constexpr,
+    PARTS_MAX: constexpr, ALIKE: constexpr, TASK: constexpr, TASK_SPLITS: constexpr,
+    TILE: constexpr,
 ) -> None:  # fmt: skip
     """The tasks of one row; where they lie follows from what all rows have."""
     own = tl.program_id(0)
@@ -366,10 +416,14 @@ def _plan_kernel(
     level, splits, tiles, long_splits, short_kept, long_kept = _shares(
         count, context, SHORT_TOKENS, LONG_TOKENS, SPLIT, LONG_SPLIT, PARTS_MAX, ALIKE
     )
-    size = SPLIT << level
-    end = tl.where(splits > 0, context - (splits - 1) * size, 0)
+    span = _span(
+        query_starts, context_lengths, rows, tasks_wanted, SPLIT, PARTS_MAX, TASK_SPLITS, TILE
+    )
+    tasks, each = _tasks_of(splits, span)
+    size = each * SPLIT << level
+    end = tl.where(splits > 0, context - (tasks - 1) * size, 0)
     whole_at, end_at, long_at, short_start, long_start, shorts, longs = _among(
-        query_starts, context_lengths, rows, own, size, end,
+        query_starts, context_lengths, rows, own, size, end, span,
         SHORT_TOKENS, LONG_TOKENS, SPLIT, LONG_SPLIT, PARTS_MAX, ALIKE, TILE,
     )  # fmt: skip
     if own == 0:
@@ -380,11 +434,11 @@ def _plan_kernel(
         tl.store(kept_starts + kept_stride, 0)
     tl.store(kept_starts + own + 1, short_start + short_kept, mask=is_row)
     tl.store(kept_starts + kept_stride + own + 1, long_start + long_kept, mask=is_row)
-    for start in range(0, splits, TILE):
-        split = start + tl.arange(0, TILE)
-        at = shorts - 1 - tl.where(split + 1 < splits, whole_at + split, end_at)
-        is_in = (split < splits) & (at < short_room)
-        units = tl.where(split + 1 < splits, 1, 2) << level
+    for start in range(0, tasks, TILE):
+        task = start + tl.arange(0, TILE)
+        at = shorts - 1 - tl.where(task + 1 < tasks, whole_at + task, end_at)
+        is_in, split = (task < tasks) & (at < short_room), task * each
+        units = tl.where(task + 1 < tasks, each, each + 1) << level
         _put_task(
             short_table, at, is_in, own, row_start, count, context, 0, short_start + split * count,
             split << level, units, TASK,
@@ -415,18 +469,24 @@ def plan_attention(
     dtype: torch.dtype,
     context_max: int,
     queries_max: int | None = None,
+    tasks_wanted: int | None = None,
 ) -> AttentionPlan:
     """The tasks of a step, for `group` heads per KV head.
 
     There are no more than `tokens` query tokens, of no row more than `queries_max`, and no row has
     more positions than `context_max`: what the host knows of it, and room is made for. Nothing
     notices a bound that is too low: tasks are left out.
+
+    With `tasks_wanted`, of rows of one token alone, tasks of more than one split are made where
+    there are more than so many of one: for `decode_kernel`, which keeps the part of each.
     """
     rows = context_lengths.size(0)
     require_ids(context_lengths, "context_lengths", dtype=torch.int32, shape=(rows,))
     require_ids(query_starts, "query_starts", dtype=torch.int32, shape=(rows + 1,))
     if not 1 <= group <= GROUP_MAX:
         refuse("group", f"must be between 1 and {GROUP_MAX}")
+    if tasks_wanted is not None and (queries_max != 1 or tasks_wanted < 1):
+        refuse("tasks_wanted", "must be at least 1, of rows of one token")
     short, long = tiles_for(group, dtype)
     short_tokens, long_tokens = short // group, long // group
     queries = tokens if queries_max is None else queries_max
@@ -442,9 +502,10 @@ def plan_attention(
     short_table, long_table = empty((short_room, TASK)), empty((long_room, TASK))
     _plan_kernel[(max(1, rows),)](
         query_starts, context_lengths, short_table, long_table, totals, kept_starts,
-        rows, short_room, long_room, width,
+        rows, short_room, long_room, width, tasks_wanted or 0,
         SHORT_TOKENS=short_tokens, LONG_TOKENS=long_tokens, SPLIT=SPLIT, LONG_SPLIT=LONG_SPLIT,
-        PARTS_MAX=PARTS_MAX, ALIKE=LONG_ALIKE, TASK=TASK, TILE=_TILE,
+        PARTS_MAX=PARTS_MAX, ALIKE=LONG_ALIKE, TASK=TASK, TASK_SPLITS=TASK_SPLITS,
+        TILE=_TILE,
     )  # fmt: skip
     return AttentionPlan(
         short=Tasks(table=short_table, total=totals[0], kept_starts=kept_starts[0, : rows + 1]),
@@ -454,4 +515,5 @@ def plan_attention(
         short_tokens=min(short_tokens, queries),
         has_long=has_long,
         context_max=context_max,
+        has_wide_tasks=tasks_wanted is not None,
     )

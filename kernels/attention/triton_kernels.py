@@ -49,11 +49,12 @@ def item_of(turn: scalar, items: scalar) -> scalar:
 @jit.compiled
 def keep_part(
     out: pointer, sums_out: pointer, tops_out: pointer, totals_out: pointer,
-    tasks: pointer, item: scalar, top: pointer, total: pointer, sums: pointer,
+    tasks: pointer, item: scalar, split: scalar, top: pointer, total: pointer, sums: pointer,
     KV_HEADS: constexpr, GROUP: constexpr, HEAD_DIM: constexpr, TOKENS: constexpr,
     SPLIT: constexpr, TASK: constexpr, IS_LONG: constexpr,
 ) -> None:  # fmt: skip
     """Write the tile's result, or of several splits this one's part: [split, token, head] by row.
+    Of a task of several, all of rows of one token, it is the one at `split`.
 
     What the task is about is read once more: registers are dear while it is computed.
     """
@@ -61,7 +62,7 @@ def keep_part(
     kv_head, task = item % KV_HEADS, tasks + item // KV_HEADS * TASK
     begin = tl.load(task + 1)
     count = tl.load(task + 2) if IS_LONG or TOKENS > 1 else 1
-    first, kept = tl.load(task + 4) if IS_LONG else 0, tl.load(task + 5)
+    first, kept = tl.load(task + 4) if IS_LONG else 0, tl.load(task + 5) + split
     seen = tl.load(task + 3) - count
     # A short row's last split may have half as much again.
     ALONE: tl.constexpr = SPLIT if IS_LONG else SPLIT + SPLIT // 2 - 1
@@ -128,12 +129,12 @@ def attend_kernel(
                 queries, by, k_pages, v_pages, k, v, block_tables + row.to(tl.int64) * table_stride,
                 begin, kv_head, seen, first, token, start, behind, stop, has_own, k_stride,
                 v_stride, window, softcap, KV_HEADS, HEAD_DIM, BLOCK_SIZE, POSITIONS, HAS_WHOLE,
-                False, WIDENS, IS_FP8, HAS_WINDOW, HAS_SOFTCAP,
+                WIDENS, IS_FP8, HAS_WINDOW, HAS_SOFTCAP,
             )  # fmt: skip
             if IS_FP8:
                 sums *= 256.0 * tl.load(scales + KV_HEADS + kv_head)
             keep_part(
-                out, sums_out, tops_out, totals_out, tasks, item, top, total, sums,
+                out, sums_out, tops_out, totals_out, tasks, item, 0, top, total, sums,
                 KV_HEADS, GROUP, HEAD_DIM, TOKENS, SPLIT, TASK, IS_LONG,
             )  # fmt: skip
 

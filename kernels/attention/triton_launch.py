@@ -31,6 +31,7 @@ from kernels.attention.plan import (
     plan_attention,
 )
 from kernels.attention.triton_kernels import attend_kernel, combine_kernel
+from kernels.checks import refuse
 from kernels.kv import fp8
 
 
@@ -50,16 +51,12 @@ class Tiling(NamedTuple):
     registers: int | None = None
 
 
-def short_tiling(
-    q: Tensor, group: int, block_size: int, *, is_fp8: bool, is_masked: bool
-) -> Tiling:
+def short_tiling(q: Tensor, *, is_fp8: bool) -> Tiling:
     """Of short rows, whose time is that of reading their keys and values; of the same positions in
     steps that only decode and in others, so that a row's bits are the same in both.
 
     Timed on an H200 (docs/benchmarks.md): one warp has all 16 lines of a tile, of which a second
-    repeats the work, and small programs fill each other's pauses. Of half the positions one row
-    takes a fifth longer; they are for what would spill in its loop: windows, caps, pages as large
-    as a tile, groups that are no power of two.
+    repeats the work, and small programs fill each other's pauses.
     """
     width = max(64, jit.power_of_two(q.size(2)))
     if q.dtype == torch.float32:
@@ -68,8 +65,7 @@ def short_tiling(
         return Tiling(max(16, 4096 // width), 1, 5, 8)
     if width > 128:
         return Tiling(16, 1, 3, 8) if jit.is_sm_90(q.device) else Tiling(16, 2, 3, 6, 168)
-    is_crowded = is_masked or block_size >= 64 or group != jit.power_of_two(group)
-    return Tiling((2048 if is_crowded else 4096) // width, 1, 3, 8)
+    return Tiling(2048 // width, 1, 3, 8)
 
 
 def long_tiling(q: Tensor, group: int, block_size: int, *, is_fp8: bool) -> Tiling:
@@ -193,6 +189,8 @@ def paged_attention_triton(
             query_starts, context_lengths, tokens=tokens, group=group, dtype=q.dtype,
             context_max=block_tables.size(1) * block_size,
         )  # fmt: skip
+    elif plan.has_wide_tasks:
+        refuse("plan", "must have tasks of one split")
     parts = parts_for(plan, q, rows=rows, kv_heads=kv_heads)
     # With fp8 pages 16-bit queries are float16 in the kernel.
     is_fp8 = scales is not None
@@ -201,14 +199,13 @@ def paged_attention_triton(
     sizes = {
         "KV_HEADS": kv_heads, "GROUP": group, "HEAD_DIM": head_dim, "DIM_TILE": dim_tile(head_dim)
     }  # fmt: skip
-    is_masked = window is not None or softcap is not None
 
     def attend(tasks: Tasks, kept: Kept, query_tile: int, *, is_long: bool) -> None:
         split = LONG_SPLIT if is_long else SPLIT
         if is_long:
             tiling = long_tiling(q, group, block_size, is_fp8=is_fp8)
         else:
-            tiling = short_tiling(q, group, block_size, is_fp8=is_fp8, is_masked=is_masked)
+            tiling = short_tiling(q, is_fp8=is_fp8)
         attend_kernel[(jit.programs(q.device, tiling.programs),)](
             q, fp8.as_bytes(k_pages), fp8.as_bytes(v_pages), k, v, out,
             kept.sums, kept.tops, kept.totals, kept.tops if scales is None else scales,

@@ -15,7 +15,7 @@ from kernels.kv import fp8
 
 
 @jit.compiled
-def _places(
+def places(
     table: pointer, at: scalar, is_there: pointer, kv_head: scalar,
     KV_HEADS: constexpr, HEAD_DIM: constexpr, BLOCK_SIZE: constexpr, POSITIONS: constexpr,
 ) -> pointer:  # fmt: skip
@@ -61,8 +61,9 @@ def _scored(
 ) -> pointer:  # fmt: skip
     """[queries, positions]: capped, and -inf ahead of the query and behind its window."""
     if HAS_SOFTCAP:
-        # tanh x = 1 - 2 / (e^2x + 1), of x = score / softcap; `by` makes powers of two of e's.
-        scores = 1.0 - 2.0 / (tl.exp2(scores * (by * 2.0 / softcap)) + 1.0)
+        # tanh x = 1 - 2 / (e^2x + 1), of x = score / softcap; `by` makes powers of two of e's. What
+        # a division takes spills; by a logarithm the error is a few 1e-7 too.
+        scores = 1.0 - 2.0 * tl.exp2(-tl.log2(tl.exp2(scores * (by * 2.0 / softcap)) + 1.0))
     if MASKED:
         if ONE_TOKEN:
             is_seen = is_there[None, :]
@@ -93,62 +94,76 @@ def _weighed(
 
 
 @jit.compiled
+def seen_tile(
+    queries: pointer, by: scalar, k: pointer, v: pointer, k_at: pointer, v_at: pointer,
+    position: pointer, is_there: pointer, last_seen: pointer,
+    top: pointer, total: pointer, sums: pointer, window: scalar, softcap: scalar,
+    HEAD_DIM: constexpr, MASKED: constexpr, ONE_TOKEN: constexpr, WIDENS: constexpr,
+    HAS_WINDOW: constexpr, HAS_SOFTCAP: constexpr,
+) -> pointer:  # fmt: skip
+    """(top, total, sums) with a tile of positions, whose keys and values lie at k_at and v_at."""
+    PADDED: tl.constexpr = queries.shape[1] > HEAD_DIM
+    dim = tl.arange(0, queries.shape[1])
+    is_dim = dim < HEAD_DIM
+    unit = softcap * 1.44269504 if HAS_SOFTCAP else by
+    keys = tl.trans(_fetched(
+        k + k_at[:, None] + dim[None, :], is_there[:, None], is_dim[None, :],
+        MASKED, PADDED, WIDENS,
+    ))  # fmt: skip
+    scores = tl.dot(queries, keys, input_precision="ieee")
+    scores = _scored(
+        scores, by, position, is_there, last_seen, window, softcap,
+        MASKED, ONE_TOKEN, HAS_WINDOW, HAS_SOFTCAP,
+    )  # fmt: skip
+    weights, shrink, total, top = _weighed(scores, unit, top, total, MASKED and not ONE_TOKEN)
+    sums = sums * shrink[:, None]
+    values = _fetched(
+        v + v_at[:, None] + dim[None, :], is_there[:, None], is_dim[None, :],
+        MASKED, PADDED, WIDENS,
+    )  # fmt: skip
+    sums = tl.dot(weights.to(values.dtype), values, sums, input_precision="ieee")
+    return top, total, sums
+
+
+@jit.compiled
 def _walk(
     queries: pointer, by: scalar, k: pointer, v: pointer, table: pointer,
     k_stride: stride, v_stride: stride, kv_head: scalar,
     start: scalar, behind: scalar, stop: scalar, last_seen: pointer,
     top: pointer, total: pointer, sums: pointer, window: scalar, softcap: scalar,
     KV_HEADS: constexpr, HEAD_DIM: constexpr, BLOCK_SIZE: constexpr, POSITIONS: constexpr,
-    PAGED: constexpr, MASKED: constexpr, ONE_TOKEN: constexpr, WIDENS: constexpr,
+    PAGED: constexpr, MASKED: constexpr, WIDENS: constexpr,
     HAS_WINDOW: constexpr, HAS_SOFTCAP: constexpr,
 ) -> pointer:  # fmt: skip
     """Attend to positions [start, stop) too; without MASKED, to whole tiles that all queries see.
     Nobody sees those before `behind` of a window, which needs MASKED.
     PAGED: k and v are pages, found by `table`. Otherwise position p lies at k + p * k_stride.
-    ONE_TOKEN: all queries are of one, and see all that is there.
     """
-    PADDED: tl.constexpr = queries.shape[1] > HEAD_DIM
-    dim = tl.arange(0, queries.shape[1])
-    is_dim = dim < HEAD_DIM
-    unit = softcap * 1.44269504 if HAS_SOFTCAP else by
     for at in range(start, stop, POSITIONS):
         position = at + tl.arange(0, POSITIONS)
         is_there = (position < stop) & (position >= behind) if HAS_WINDOW else position < stop
         if PAGED:
-            k_at = _places(table, at, is_there, kv_head, KV_HEADS, HEAD_DIM, BLOCK_SIZE, POSITIONS)
+            k_at = places(table, at, is_there, kv_head, KV_HEADS, HEAD_DIM, BLOCK_SIZE, POSITIONS)
             v_at = k_at
         else:
             lane, first = tl.arange(0, POSITIONS), tl.zeros((), tl.int64) + at
             k_at, v_at = first * k_stride + lane * k_stride, first * v_stride + lane * v_stride
-        keys = tl.trans(_fetched(
-            k + k_at[:, None] + dim[None, :], is_there[:, None], is_dim[None, :],
-            MASKED, PADDED, WIDENS,
-        ))  # fmt: skip
-        scores = tl.dot(queries, keys, input_precision="ieee")
-        scores = _scored(
-            scores, by, position, is_there, last_seen, window, softcap,
-            MASKED, ONE_TOKEN, HAS_WINDOW, HAS_SOFTCAP,
+        top, total, sums = seen_tile(
+            queries, by, k, v, k_at, v_at, position, is_there, last_seen, top, total, sums,
+            window, softcap, HEAD_DIM, MASKED, False, WIDENS, HAS_WINDOW, HAS_SOFTCAP,
         )  # fmt: skip
-        weights, shrink, total, top = _weighed(scores, unit, top, total, MASKED and not ONE_TOKEN)
-        sums = sums * shrink[:, None]
-        values = _fetched(
-            v + v_at[:, None] + dim[None, :], is_there[:, None], is_dim[None, :],
-            MASKED, PADDED, WIDENS,
-        )  # fmt: skip
-        sums = tl.dot(weights.to(values.dtype), values, sums, input_precision="ieee")
     return top, total, sums
 
 
 @jit.compiled
-def _walk_codes(
-    evens: pointer, odds: pointer, by: scalar, k: pointer, v: pointer, table: pointer,
-    kv_head: scalar, start: scalar, behind: scalar, stop: scalar, last_seen: pointer,
+def seen_codes(
+    evens: pointer, odds: pointer, by: scalar, k: pointer, v: pointer, place: pointer,
+    position: pointer, is_there: pointer, last_seen: pointer,
     top: pointer, total: pointer, even: pointer, odd: pointer, window: scalar, softcap: scalar,
-    KV_HEADS: constexpr, HEAD_DIM: constexpr, BLOCK_SIZE: constexpr, POSITIONS: constexpr,
-    MASKED: constexpr, ONE_TOKEN: constexpr, WIDENS: constexpr,
+    HEAD_DIM: constexpr, MASKED: constexpr, ONE_TOKEN: constexpr, WIDENS: constexpr,
     HAS_WINDOW: constexpr, HAS_SOFTCAP: constexpr,
 ) -> pointer:  # fmt: skip
-    """As `_walk`, over pages of 8-bit codes.
+    """As `seen_tile`, of 8-bit codes.
 
     They are read in pairs, words of 16 bits, on the way of a cache of 16 bits: in 16 bytes a thread
     from memory, and turned by the instruction that loads matrices, which knows no bytes. A word has
@@ -159,27 +174,61 @@ def _walk_codes(
     dim = tl.arange(0, evens.shape[1])
     is_dim = (dim < WORDS)[None, :]
     unit = softcap * 1.44269504 if HAS_SOFTCAP else by
+    to, there = place[:, None] + dim[None, :], is_there[:, None]
+    words = _fetched(k + to, there, is_dim, MASKED, PADDED, False)
+    scores = tl.dot(evens, tl.trans(fp8.decoded_low(words, WIDENS)), input_precision="ieee")
+    scores = tl.dot(odds, tl.trans(fp8.decoded_high(words, WIDENS)), scores, input_precision="ieee")
+    scores = _scored(
+        scores, by, position, is_there, last_seen, window, softcap,
+        MASKED, ONE_TOKEN, HAS_WINDOW, HAS_SOFTCAP,
+    )  # fmt: skip
+    exact, shrink, total, top = _weighed(scores, unit, top, total, MASKED and not ONE_TOKEN)
+    words = _fetched(v + to, there, is_dim, MASKED, PADDED, False)
+    weights = exact.to(evens.dtype)
+    even, odd = even * shrink[:, None], odd * shrink[:, None]
+    even = tl.dot(weights, fp8.decoded_low(words, WIDENS), even, input_precision="ieee")
+    odd = tl.dot(weights, fp8.decoded_high(words, WIDENS), odd, input_precision="ieee")
+    return top, total, even, odd
+
+
+@jit.compiled
+def _walk_codes(
+    evens: pointer, odds: pointer, by: scalar, k: pointer, v: pointer, table: pointer,
+    kv_head: scalar, start: scalar, behind: scalar, stop: scalar, last_seen: pointer,
+    top: pointer, total: pointer, even: pointer, odd: pointer, window: scalar, softcap: scalar,
+    KV_HEADS: constexpr, HEAD_DIM: constexpr, BLOCK_SIZE: constexpr, POSITIONS: constexpr,
+    MASKED: constexpr, WIDENS: constexpr,
+    HAS_WINDOW: constexpr, HAS_SOFTCAP: constexpr,
+) -> pointer:  # fmt: skip
+    """As `_walk`, over pages of 8-bit codes."""
     for at in range(start, stop, POSITIONS):
         position = at + tl.arange(0, POSITIONS)
         is_there = (position < stop) & (position >= behind) if HAS_WINDOW else position < stop
-        place = _places(table, at, is_there, kv_head, KV_HEADS, WORDS, BLOCK_SIZE, POSITIONS)
-        to, there = place[:, None] + dim[None, :], is_there[:, None]
-        words = _fetched(k + to, there, is_dim, MASKED, PADDED, False)
-        scores = tl.dot(evens, tl.trans(fp8.decoded_low(words, WIDENS)), input_precision="ieee")
-        scores = tl.dot(
-            odds, tl.trans(fp8.decoded_high(words, WIDENS)), scores, input_precision="ieee"
-        )
-        scores = _scored(
-            scores, by, position, is_there, last_seen, window, softcap,
-            MASKED, ONE_TOKEN, HAS_WINDOW, HAS_SOFTCAP,
+        place = places(table, at, is_there, kv_head, KV_HEADS, HEAD_DIM // 2, BLOCK_SIZE, POSITIONS)
+        top, total, even, odd = seen_codes(
+            evens, odds, by, k, v, place, position, is_there, last_seen, top, total, even, odd,
+            window, softcap, HEAD_DIM, MASKED, False, WIDENS, HAS_WINDOW, HAS_SOFTCAP,
         )  # fmt: skip
-        exact, shrink, total, top = _weighed(scores, unit, top, total, MASKED and not ONE_TOKEN)
-        words = _fetched(v + to, there, is_dim, MASKED, PADDED, False)
-        weights = exact.to(evens.dtype)
-        even, odd = even * shrink[:, None], odd * shrink[:, None]
-        even = tl.dot(weights, fp8.decoded_low(words, WIDENS), even, input_precision="ieee")
-        odd = tl.dot(weights, fp8.decoded_high(words, WIDENS), odd, input_precision="ieee")
     return top, total, even, odd
+
+
+@jit.compiled
+def in_pairs(pages: pointer) -> pointer:
+    """Pages of codes as words of two."""
+    return pages.to(tl.pointer_type(tl.int16), bitcast=True)
+
+
+@jit.compiled
+def halves(queries: pointer) -> pointer:
+    """Their even dimensions, and the odd ones."""
+    LINES: tl.constexpr = queries.shape[0]
+    return tl.split(tl.reshape(queries, [LINES, queries.shape[1] // 2, 2]))
+
+
+@jit.compiled
+def whole(even: pointer, odd: pointer) -> pointer:
+    """What `halves` has parted."""
+    return tl.reshape(tl.join(even, odd), [even.shape[0], 2 * even.shape[1]])
 
 
 @jit.compiled
@@ -188,15 +237,14 @@ def _attended_codes(
     kv_head: scalar, seen: scalar, token: pointer, start: scalar, middle: scalar, behind: scalar,
     stop: scalar, window: scalar, softcap: scalar,
     KV_HEADS: constexpr, HEAD_DIM: constexpr, BLOCK_SIZE: constexpr, POSITIONS: constexpr,
-    HAS_WHOLE: constexpr, ONE_TOKEN: constexpr, WIDENS: constexpr,
+    HAS_WHOLE: constexpr, WIDENS: constexpr,
     HAS_WINDOW: constexpr, HAS_SOFTCAP: constexpr,
 ) -> pointer:  # fmt: skip
     """As `attended`, over pages of 8-bit codes; all see all from `start` to `middle`."""
     LINES: tl.constexpr = queries.shape[0]
     WORDS: tl.constexpr = queries.shape[1] // 2
-    k = k_pages.to(tl.pointer_type(tl.int16), bitcast=True)
-    v = v_pages.to(tl.pointer_type(tl.int16), bitcast=True)
-    evens, odds = tl.split(tl.reshape(queries, [LINES, WORDS, 2]))
+    k, v = in_pairs(k_pages), in_pairs(v_pages)
+    evens, odds = halves(queries)
     top = tl.full([LINES], float("-inf"), tl.float32)
     total = tl.zeros([LINES], tl.float32)
     even = tl.zeros([LINES, WORDS], tl.float32)
@@ -205,15 +253,15 @@ def _attended_codes(
         top, total, even, odd = _walk_codes(
             evens, odds, by, k, v, table, kv_head, start, behind, middle, token,
             top, total, even, odd, window, softcap, KV_HEADS, HEAD_DIM, BLOCK_SIZE, POSITIONS,
-            False, False, WIDENS, HAS_WINDOW, HAS_SOFTCAP,
+            False, WIDENS, HAS_WINDOW, HAS_SOFTCAP,
         )  # fmt: skip
         start = middle
     top, total, even, odd = _walk_codes(
         evens, odds, by, k, v, table, kv_head, start, behind, stop, seen + token,
         top, total, even, odd, window, softcap, KV_HEADS, HEAD_DIM, BLOCK_SIZE, POSITIONS,
-        True, ONE_TOKEN, WIDENS, HAS_WINDOW, HAS_SOFTCAP,
+        True, WIDENS, HAS_WINDOW, HAS_SOFTCAP,
     )  # fmt: skip
-    return top, total, tl.reshape(tl.join(even, odd), [LINES, 2 * WORDS])
+    return top, total, whole(even, odd)
 
 
 @jit.compiled
@@ -223,7 +271,7 @@ def attended(
     start: scalar, behind: scalar, stop: scalar, has_own: scalar,
     k_stride: stride, v_stride: stride, window: scalar, softcap: scalar,
     KV_HEADS: constexpr, HEAD_DIM: constexpr, BLOCK_SIZE: constexpr, POSITIONS: constexpr,
-    HAS_WHOLE: constexpr, ONE_TOKEN: constexpr, WIDENS: constexpr,
+    HAS_WHOLE: constexpr, WIDENS: constexpr,
     IS_FP8: constexpr, HAS_WINDOW: constexpr, HAS_SOFTCAP: constexpr,
 ) -> pointer:  # fmt: skip
     """(highest score, sum of weights, weighted values) of a tile over positions [start, stop)."""
@@ -234,7 +282,7 @@ def attended(
         top, total, sums = _attended_codes(
             queries, by, k_pages, v_pages, table, kv_head, seen, token, start, middle, behind,
             stop, window, softcap, KV_HEADS, HEAD_DIM, BLOCK_SIZE, POSITIONS,
-            HAS_WHOLE, ONE_TOKEN, WIDENS, HAS_WINDOW, HAS_SOFTCAP,
+            HAS_WHOLE, WIDENS, HAS_WINDOW, HAS_SOFTCAP,
         )  # fmt: skip
     else:
         top = tl.full([queries.shape[0]], float("-inf"), tl.float32)
@@ -248,20 +296,20 @@ def attended(
             top, total, sums = _walk(
                 queries, by, k_own, v_own, table, k_stride, v_stride, kv_head,
                 start, behind, own_stop, token, top, total, sums, window, softcap,
-                KV_HEADS, HEAD_DIM, BLOCK_SIZE, POSITIONS, False, False, False, WIDENS,
+                KV_HEADS, HEAD_DIM, BLOCK_SIZE, POSITIONS, False, False, WIDENS,
                 HAS_WINDOW, HAS_SOFTCAP,
             )  # fmt: skip
             top, total, sums = _walk(
                 queries, by, k_pages, v_pages, table, k_stride, v_stride, kv_head,
                 own_stop, behind, middle, token, top, total, sums, window, softcap,
-                KV_HEADS, HEAD_DIM, BLOCK_SIZE, POSITIONS, True, False, False, WIDENS,
+                KV_HEADS, HEAD_DIM, BLOCK_SIZE, POSITIONS, True, False, WIDENS,
                 HAS_WINDOW, HAS_SOFTCAP,
             )  # fmt: skip
             start = middle
         top, total, sums = _walk(
             queries, by, k_pages, v_pages, table, k_stride, v_stride, kv_head,
             start, behind, stop, seen + token, top, total, sums, window, softcap,
-            KV_HEADS, HEAD_DIM, BLOCK_SIZE, POSITIONS, True, True, ONE_TOKEN, WIDENS,
+            KV_HEADS, HEAD_DIM, BLOCK_SIZE, POSITIONS, True, True, WIDENS,
             HAS_WINDOW, HAS_SOFTCAP,
         )  # fmt: skip
     return top, total, sums

@@ -224,6 +224,31 @@ def test_no_rows(generator: torch.Generator) -> None:
 
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(
+    contexts=st.lists(st.integers(0, 1500), min_size=1, max_size=9),
+    tasks_wanted=st.integers(1, 40),
+)
+def test_tasks_of_decodes_have_several_splits(contexts: list[int], tasks_wanted: int) -> None:
+    """As many as programs that have two each would have too many of."""
+    lengths = torch.tensor(contexts, dtype=torch.int32)
+    starts = torch.nn.functional.pad((lengths > 0).cumsum(0), (1, 0)).int()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"SPLIT": 8, "PARTS_MAX": 16, "TASK_SPLITS": 3, "_TILE": 4}.items():
+            patch.setattr(attention_plan, name, value)
+        plan = plan_attention(
+            starts, lengths, tokens=int(starts[-1]), group=1, dtype=torch.bfloat16, queries_max=1,
+            context_max=max(1, *contexts), tasks_wanted=tasks_wanted,
+        )  # fmt: skip
+        tasks, _, kept, _ = attention_plan_reference(starts, lengths, 16, 64, tasks_wanted)
+        splits = sum(attention_plan.short_splits(context) for context in contexts if context)
+    count = int(plan.short.total[0])
+    assert [tuple(task) for task in plan.short.table[:count].tolist()] == tasks
+    assert plan.short.kept_starts.tolist() == kept
+    assert splits / 3 <= count <= splits
+    assert count == splits or splits >= 1.5 * tasks_wanted
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(
     rows=st.lists(
         st.tuples(st.sampled_from([0, 1, 1, 1, 2, 3, 4, 5, 70]), st.integers(-1, 1500)), max_size=6
     ),

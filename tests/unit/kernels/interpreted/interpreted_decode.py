@@ -53,13 +53,13 @@ class Step:
     norms: tuple[Tensor, Tensor] | None = None
     scales: Tensor | None = None
 
-    def plan(self) -> AttentionPlan:
+    def plan(self, tasks_wanted: int | None = None) -> AttentionPlan:
         case, q = self.case, self.qkv[0]
         kv_heads, head_dim = case.k_pages.size(1), q.size(2)
         tokens, group = len(q), q.size(1) // kv_heads
         plan = plan_attention(
             case.query_starts, case.context_lengths, dtype=q.dtype, queries_max=1,
-            context_max=POSITIONS_MAX, tokens=tokens, group=group,
+            context_max=POSITIONS_MAX, tokens=tokens, group=group, tasks_wanted=tasks_wanted,
         )  # fmt: skip
         rows = len(case.context_lengths)
         return with_parts(
@@ -181,8 +181,14 @@ def same(left: Tensor, right: Tensor) -> bool:
 )
 def test_one_launch_is_its_parts(generator: torch.Generator, shape: dict[str, Any]) -> None:
     step = step_of(generator, [1, 0, SPLIT, SPLIT + 1, 0, 3 * SPLIT + 20], **shape)
-    for found, expected in zip(step.fused(step.plan()), step.apart(), strict=True):
-        assert same(found, expected)
+    found = step.fused(step.plan())
+    for one, expected in zip(found, step.apart(), strict=True):
+        assert same(one, expected)
+    # Of as few tasks as there may be: no bit is another.
+    wide = step.plan(tasks_wanted=1)
+    assert int(wide.short.total[0]) < int(step.plan().short.total[0])
+    for one, expected in zip(step.fused(wide), found, strict=True):
+        assert torch.equal(*(fp8.as_bytes(each).nan_to_num() for each in (one, expected)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -198,13 +204,17 @@ def test_heads_are_normed(generator: torch.Generator, dtype: torch.dtype) -> Non
 
 
 @pytest.mark.parametrize("programs", [1, 7])
+@pytest.mark.parametrize("tasks_wanted", [None, 2, 5])
 def test_bits_do_not_depend_on_who_arrives_last(
-    generator: torch.Generator, monkeypatch: pytest.MonkeyPatch, programs: int
+    generator: torch.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+    programs: int,
+    tasks_wanted: int | None,
 ) -> None:
     step = step_of(generator, [5 * SPLIT, 2 * SPLIT + 1, 9], heads=4, kv_heads=2, head_dim=16)
     expected = step.fused(step.plan())[0]
     monkeypatch.setattr(jit, "programs", lambda device, each: programs)
-    assert torch.equal(step.fused(step.plan())[0], expected)
+    assert torch.equal(step.fused(step.plan(tasks_wanted))[0], expected)
 
 
 def test_a_plan_serves_step_after_step(generator: torch.Generator) -> None:
@@ -235,6 +245,9 @@ def test_plans_of_other_steps_are_refused(generator: torch.Generator) -> None:
     )  # fmt: skip
     with pytest.raises(ValueError, match=r"^plan: must be of one token a row"):
         step.fused(several)
+    # Only the launch that decodes goes through several splits of a task.
+    with pytest.raises(ValueError, match=r"^plan: must have tasks of one split"):
+        paged_attention(step.qkv[0], *case.arguments()[1:6], case.scale, step.plan(tasks_wanted=1))
     counting = step.plan()
     assert counting.parts is not None
     few = replace(counting, parts=replace(counting.parts, arrived=counting.parts.arrived[:1]))
