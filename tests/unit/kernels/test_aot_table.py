@@ -14,7 +14,7 @@ import torch
 from benchmarks.kernels import aot
 from benchmarks.kernels.compiled_code import CodeFacts
 from kernels import jit
-from kernels.attention.decode_attention import decode_tiling
+from kernels.attention.decode_attention import FEW_ROWS, decode_tiling
 from kernels.attention.triton_launch import Tiling, long_tiling, short_tiling
 from tests.support.once import made_once
 
@@ -265,15 +265,22 @@ def test_the_table_is_whole() -> None:
     """Every kernel, shape and processor is in it, and next to none of them spills."""
     table = aot.read_table()
     masked = {
-        (shape.name, f"{kernel}{end}")
+        (shape.name, kernel)
         for shape in aot.SHAPES
         for end in ends_of(shape)[1:]
-        for kernel in ("attend_kernel", "attend_kernel long", *decode_kernels(end))
+        for kernel in (f"attend_kernel{end}", f"attend_kernel long{end}", *decode_kernels(end))
     }
-    kernels = {kernel for _, kernel, _ in table} - {kernel for _, kernel in masked}
+    few = {
+        (shape.name, f"{kernel} few rows", 90)
+        for shape in aot.SHAPES
+        if has_few_rows(shape)
+        for end in ends_of(shape)
+        for kernel in decode_kernels(end)
+    }
+    kernels = {kernel for _, kernel, _ in table.keys() - few} - {kernel for _, kernel in masked}
     assert len(kernels) >= 31
     each = {(shape.name, kernel) for shape in aot.SHAPES for kernel in kernels} | masked
-    assert set(table) == {(*of, arch) for of in each for arch in aot.ARCHITECTURES}
+    assert set(table) == {(*of, arch) for of in each for arch in aot.ARCHITECTURES} | few
     assert not [row for row in table.values() if row.spill_bytes > spills_allowed(row)]
     # Of each it is known of what it was compiled.
     assert all(row.digest and row.code is not None for row in table.values())
@@ -295,7 +302,13 @@ def spills_allowed(row: aot.Resources) -> int:
 
 def decode_kernels(end: str) -> list[str]:
     """Of a kind of layer; no model norms heads and caps scores."""
-    return ["decode_kernel", *["decode_kernel normed"] * ("softcap" not in end)]
+    names = ["decode_kernel", *["decode_kernel normed"] * ("softcap" not in end)]
+    return [f"{name}{end}" for name in names]
+
+
+def has_few_rows(shape: aot.Shape) -> bool:
+    """Whether few rows have a tiling of their own."""
+    return shape.dtype != torch.float32 and shape.head_dim <= 128 and not shape.is_kv_fp8
 
 
 def ends_of(shape: aot.Shape) -> list[str]:
@@ -319,15 +332,19 @@ def test_as_many_programs_fit_as_are_launched(
     monkeypatch.setattr(jit, "arch_elsewhere", arch)
     model = next(each for each in aot.SHAPES if each.name == shape)
     group, head_dim = model.heads // model.kv_heads, model.head_dim
-    q = torch.empty(1, model.heads, head_dim, dtype=model.dtype, device="meta")
-    table, tilings = aot.read_table(), dict[str, Tiling]()
-    sizes, is_fp8 = (q, group, model.block_size), model.is_kv_fp8
+    few, many = (
+        torch.empty(rows, model.heads, head_dim, dtype=model.dtype, device="meta")
+        for rows in (FEW_ROWS, FEW_ROWS + 1)
+    )
+    table, tilings, is_fp8 = aot.read_table(), dict[str, Tiling](), model.is_kv_fp8
     for end in ends_of(model):
-        short = short_tiling(*sizes, is_fp8=is_fp8, is_masked=bool(end))
-        decode = decode_tiling(*sizes, is_fp8=is_fp8, is_masked=bool(end))
-        tilings[f"attend_kernel{end}"] = short
-        tilings[f"attend_kernel long{end}"] = long_tiling(*sizes, is_fp8=is_fp8)
-        tilings |= {f"{name}{end}": decode for name in decode_kernels(end)}
+        tilings[f"attend_kernel{end}"] = short_tiling(many, is_fp8=is_fp8)
+        long = long_tiling(many, group, model.block_size, is_fp8=is_fp8)
+        tilings[f"attend_kernel long{end}"] = long
+        for name in decode_kernels(end):
+            tilings[name] = decode_tiling(many, is_fp8=is_fp8)
+            if arch == 90 and has_few_rows(model):
+                tilings[f"{name} few rows"] = decode_tiling(few, is_fp8=is_fp8)
     for name, tiling in tilings.items():
         row = table[shape, name, arch]
         assert row.warps == tiling.warps
