@@ -29,7 +29,7 @@ from benchmarks.serving.one_process import LEADER, greedy
 from gpu_worker.batch.plans import BlockTable, Join, Plan, StepResult
 from gpu_worker.batch.rows import Rows
 from gpu_worker.model.weights import Weights
-from gpu_worker.runner.step_graphs import decode_buckets
+from gpu_worker.runner.step_graphs import ROWS_MIN, decode_buckets
 from gpu_worker.runner.stepping import OneAhead
 from kernels import dispatch
 
@@ -82,10 +82,12 @@ class Batch:
         """`pages`: of another of the same size, that does not run meanwhile."""
         self._rows, self._context, self._steps = rows, context, bench.sized(STEPS, 4)
         room = context + 2 * self._steps
-        self._limits = limits_of(shape, slots=rows, context=room, step_tokens=max(rows, 16))
+        # As a worker of more slots computes so few.
+        slots = max(rows, ROWS_MIN)
+        self._limits = limits_of(shape, slots=slots, context=room, step_tokens=max(slots, 16))
         self.pages = pages_of(shape, self._limits, bench) if pages is None else pages
         self._runner = resident(
-            shape, weights, self._limits, bench, decode_buckets([rows]), pages=self.pages
+            shape, weights, self._limits, bench, decode_buckets([slots]), pages=self.pages
         )
 
     def lease(self) -> tuple[list[StepResult], list[float]]:

@@ -50,7 +50,8 @@ def row_after_row(contexts: Sequence[int], split: int) -> list[int]:
 def planned(contexts: Sequence[int]) -> list[int]:
     """Positions of each task, as programs take them from the plan."""
     starts = torch.arange(len(contexts) + 1, dtype=torch.int32)
-    tasks, *_ = attention_plan_reference(starts, torch.tensor(contexts), 1, 1)
+    wanted = 2 * PROGRAMS // KV_HEADS
+    tasks, *_ = attention_plan_reference(starts, torch.tensor(contexts), 1, 1, wanted)
     spans = [(context, start * SPLIT, size * SPLIT) for *_, context, _, _, start, size in tasks]
     return [min(size, most - start) for most, start, size in reversed(spans)]
 

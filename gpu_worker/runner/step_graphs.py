@@ -36,6 +36,7 @@ log = structlog.get_logger()
 # padded: on an H200 a step of one row of qwen3 0.6b takes a tenth less so, as cuBLAS has better
 # products of 8 rows, and of llama 8b a hundredth more.
 _ROW_STEPS: Final = ((8, 8), (64, 16), (256, 64))
+ROWS_MIN: Final = _ROW_STEPS[0][0]
 _TOKEN_STEPS: Final = ((1, 31), (32, 32), (128, 64), (512, 128), (1024, 256))
 # Beyond, the device computes for longer than the host takes to launch.
 RECORDED_TOKENS_MAX: Final = 2048
