@@ -15,8 +15,10 @@ from torch import Tensor
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.floors import floors
 from benchmarks.gpu.turns import decision, figures
+from kernels.attention.decode_attention import decode_attention, tasks_wanted
 from kernels.attention.paged_attention import paged_attention
 from kernels.attention.plan import AttentionPlan, plan_attention, with_parts
+from kernels.norms_rope.rope import rope_table
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 32, 8, 128, 16
 TILE_BLOCK_SIZE = 64
@@ -146,18 +148,28 @@ def _bytes(case: Decode, bench: Bench) -> float:
 
 
 def attend_decode(bench: Bench, q: Tensor, pool: Pool) -> Callable[[], object]:
-    rows = len(q)
+    """What a step that only decodes does of it: each token turned and written, too."""
+    rows, block_size = len(q), pool.k.size(2)
     starts = torch.arange(rows + 1, device=bench.device, dtype=torch.int32)
-    plan = _plan(pool, starts, q, 1)
-    scale = HEAD_DIM**-0.5
+    wanted = tasks_wanted(q, heads=HEADS, kv_heads=KV_HEADS, head_dim=HEAD_DIM)
+    plan = _plan(pool, starts, q, 1, wanted)
     is_fp8 = pool.k.dtype == torch.float8_e4m3fn
     scales = torch.ones(2, KV_HEADS, device=bench.device) if is_fp8 else None
-    return lambda: paged_attention(
-        q, pool.k, pool.v, pool.tables, starts, pool.contexts, scale, plan, scales
-    )
+    k, v = torch.randn(2, rows, KV_HEADS, HEAD_DIM, device=bench.device, dtype=q.dtype)
+    positions = pool.contexts.long() - 1
+    blocks = pool.tables.gather(1, positions[:, None] // block_size)[:, 0]
+    slots = blocks * block_size + positions % block_size
+    frequencies = 1e-4 ** torch.linspace(0, 1, HEAD_DIM // 2, device=bench.device)
+    cos_sin = rope_table(int(pool.contexts.max()), frequencies)
+    return lambda: decode_attention(
+        q, k, v, positions, cos_sin, pool.k, pool.v, slots, pool.tables, starts, pool.contexts,
+        HEAD_DIM**-0.5, plan=plan, scales=scales,
+    )  # fmt: skip
 
 
-def _plan(pool: Pool, starts: Tensor, q: Tensor, queries_max: int) -> AttentionPlan:
+def _plan(
+    pool: Pool, starts: Tensor, q: Tensor, queries_max: int, wanted: int | None = None
+) -> AttentionPlan:
     """As the worker makes it: once for all layers."""
     group = HEADS // KV_HEADS
     plan = plan_attention(
@@ -168,6 +180,7 @@ def _plan(pool: Pool, starts: Tensor, q: Tensor, queries_max: int) -> AttentionP
         dtype=q.dtype,
         queries_max=queries_max,
         context_max=int(pool.contexts.max()),
+        tasks_wanted=wanted,
     )
     return with_parts(
         plan,

@@ -99,7 +99,7 @@ def written(pages: Tensor) -> Tensor:
 @EACH
 def test_a_token_alone_and_in_a_crowd(generator: torch.Generator, shape: dict[str, Any]) -> None:
     crowd = step_of(generator, CROWD, **shape)
-    result, k_pages, v_pages = crowd.fused(crowd.plan())
+    result, k_pages, v_pages = crowd.fused(crowd.plan(tasks_wanted=8))
     assert bool(result.isfinite().all())
     for row in range(len(CONTEXTS)):
         own = alone(crowd, row)
