@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from typing import Any, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -171,6 +171,10 @@ class _Tensors(Protocol):
     def state_dict(self) -> dict[str, Tensor]: ...
 
 
+# As safetensors names them.
+_NAMES: Final[dict[torch.dtype, str]] = {torch.float32: "F32", torch.bfloat16: "BF16"}
+
+
 class _Loaded:
     """A model in memory, read like a checkpoint."""
 
@@ -187,6 +191,9 @@ class _Loaded:
 
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._tensors[name].shape)
+
+    def dtype(self, name: str) -> str:
+        return _NAMES[self._tensors[name].dtype]
 
     def tensor(self, name: str) -> Tensor:
         return self._tensors[name]

@@ -32,7 +32,8 @@ def _as_it_is(function: Any = None, *_: object, **__: object) -> Any:
 def install() -> None:
     name = "torch._dynamo"
     assert name not in sys.modules, "it was imported already"
-    for each in (name, f"{name}._trace_wrapped_higher_order_op"):
+    # The last is torchvision's, which transformers imports where it is.
+    for each in (name, f"{name}._trace_wrapped_higher_order_op", f"{name}.utils"):
         sys.modules[each] = _NoCompiler(each)
     vars(sys.modules[name])["__path__"] = []
     vars(torch)["_dynamo"] = sys.modules[name]
