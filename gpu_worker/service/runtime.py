@@ -1,5 +1,5 @@
 """What a process must settle before torch is loaded into it: how its compute threads wait, how long
-they wait for a core, how a GPU's memory is cut, and by what it multiplies.
+they wait for a core, and how a GPU's memory is cut.
 
 OpenMP's threads spin between the operators of a step, by default for milliseconds. On a machine
 that the worker shares with gateway, scheduler and store that takes the cores from the very
@@ -33,16 +33,12 @@ _DEFAULTS: Final = {
 _ALLOCATOR: Final = "PYTORCH_ALLOC_CONF"
 _ALLOCATOR_BEFORE: Final = "PYTORCH_CUDA_ALLOC_CONF"
 _EXPANDABLE: Final = "expandable_segments:True"
-# On an H200 a step of 64 rows of llama 8b takes 3 % less by cuBLASLt's choice of products than by
-# cuBLAS's, and steps of 1 and 256 rows, or of qwen3 0.6b, are as fast.
-_PRODUCTS: Final = "TORCH_BLAS_PREFER_CUBLASLT"
 
 
 def prepare(environ: MutableMapping[str, str] = os.environ) -> None:
     """Set what the operator has not set. Without effect once torch is imported."""
     if _ALLOCATOR_BEFORE not in environ:
         environ.setdefault(_ALLOCATOR, _EXPANDABLE)
-    environ.setdefault(_PRODUCTS, "1")
     if "OMP_WAIT_POLICY" in environ:
         return
     for name, value in _DEFAULTS.items():

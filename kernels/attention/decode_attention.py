@@ -72,10 +72,10 @@ def decode_tiling(q: Tensor, *, is_fp8: bool) -> Tiling:
     tiling = short_tiling(q, is_fp8=is_fp8)
     if q.dtype == torch.float32:
         return tiling._replace(warps=8, programs=2, registers=128)
-    is_few = len(q) <= FEW_ROWS and q.size(2) <= 128
-    if is_fp8 or not is_few or not jit.is_sm_90(q.device):
+    if is_fp8 or q.size(2) > 128:
         return tiling
-    return tiling._replace(stages=5, programs=6)
+    is_few = len(q) <= FEW_ROWS and jit.is_sm_90(q.device)
+    return tiling._replace(stages=5, programs=6) if is_few else tiling._replace(stages=3)
 
 
 def tasks_wanted(weight: Tensor, *, heads: int, kv_heads: int, head_dim: int) -> int | None:

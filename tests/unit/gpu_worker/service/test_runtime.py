@@ -37,16 +37,6 @@ def test_torch_takes_its_word_for_the_pieces() -> None:
     assert "expandable_segments:True" in done.stdout
 
 
-def test_torch_takes_its_word_for_the_products() -> None:
-    code = "from gpu_worker.service import runtime; runtime.prepare()\n"
-    code += "import torch; print(torch.backends.cuda.preferred_blas_library())"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip().endswith("Cublaslt")
-    asked = {"TORCH_BLAS_PREFER_CUBLASLT": "0"}
-    runtime.prepare(asked)
-    assert asked["TORCH_BLAS_PREFER_CUBLASLT"] == "0"
-
-
 SHORT_TURNS = """
 import ctypes, struct, threading
 from gpu_worker.service import runtime
