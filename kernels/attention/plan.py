@@ -206,62 +206,6 @@ def tiles_for(group: int, dtype: torch.dtype) -> tuple[int, int]:
     return short, LONG_TILE
 
 
-# As a line of the table.
-Task = tuple[int, int, int, int, int, int, int, int]
-
-
-def attention_plan_reference(
-    query_starts: Tensor, context_lengths: Tensor, short_tokens: int, long_tokens: int,
-    tasks_wanted: int | None = None,
-) -> tuple[list[Task], list[Task], list[int], list[int]]:  # fmt: skip
-    """The definition of correct, for tokens of one tile: tasks and parts, short and long."""
-    shorts: list[tuple[int, Task]] = []
-    longs: list[Task] = []
-    short_kept, long_kept = [0], [0]
-    contexts, starts = context_lengths.tolist(), query_starts.tolist()
-    live = (each for at, each in enumerate(contexts) if each and starts[at] < starts[at + 1])
-    span = task_splits(sum(map(short_splits, live)), tasks_wanted)
-    for row, (begin, context) in enumerate(zip(starts, contexts, strict=False)):
-        count = starts[row + 1] - begin
-        is_live, level = count > 0 and context > 0, short_level(context)
-        splits = short_splits(context)
-        is_short = count == 1 or (count <= short_tokens and count * splits <= PARTS_MAX)
-        # As many splits a task as its row's fewest tasks need.
-        each = -(-splits // -(-splits // span))
-        for split in range(0, splits if is_live and is_short else 0, each):
-            start, is_end = split << level, split + each >= splits
-            length = context - start * SPLIT if is_end else each * SPLIT << level
-            kept = short_kept[-1] + split * count
-            task = (row, begin, count, context, 0, kept, start, (each + is_end) << level)
-            shorts.append((-length, task))
-        splits_long = long_splits(context)
-        for tile in range(-(-count // long_tokens) if is_live and not is_short else 0):
-            for split in range(splits_long):
-                start, kept = long_start(split), long_kept[-1] + split * count
-                size = long_start(split + 1) - start
-                longs.append((row, begin, count, context, tile * long_tokens, kept, start, size))
-        short_kept.append(short_kept[-1] + count * splits * (is_live and is_short and splits > 1))
-        is_kept = is_live and not is_short and splits_long > 1
-        long_kept.append(long_kept[-1] + count * splits_long * is_kept)
-    # Of those of one length whole splits are taken before ends of rows.
-    shorts.sort(key=lambda each: (each[0], _is_end(each[1])))
-    return [task for _, task in reversed(shorts)], longs, short_kept, long_kept
-
-
-def task_splits(splits: int, tasks_wanted: int | None) -> int:
-    """How many splits a task has at most, of a step of so many: fewer tasks than `tasks_wanted`
-    are only as long as a split. None: all are.
-    """
-    if tasks_wanted is None:
-        return 1
-    return max(1, min(TASK_SPLITS, (2 * splits + tasks_wanted) // (2 * tasks_wanted)))
-
-
-def _is_end(task: Task) -> bool:
-    _, _, _, context, _, _, start, size = task
-    return (start + size) * SPLIT >= context
-
-
 @jit.compiled
 def short_level_of(context: scalar, SPLIT: constexpr, PARTS_MAX: constexpr) -> scalar:
     """As `short_level`, of rows too."""

@@ -56,7 +56,8 @@ def short_tiling(q: Tensor, *, is_fp8: bool) -> Tiling:
     steps that only decode and in others, so that a row's bits are the same in both.
 
     Timed on an H200 (docs/benchmarks.md): one warp has all 16 lines of a tile, of which a second
-    repeats the work, and small programs fill each other's pauses.
+    repeats the work, and small programs fill each other's pauses; beside long rows fewer of them
+    have a place, and each has more on its way.
     """
     width = max(64, jit.power_of_two(q.size(2)))
     if q.dtype == torch.float32:
@@ -65,7 +66,7 @@ def short_tiling(q: Tensor, *, is_fp8: bool) -> Tiling:
         return Tiling(max(16, 4096 // width), 1, 5, 8)
     if width > 128:
         return Tiling(16, 1, 3, 8) if jit.is_sm_90(q.device) else Tiling(16, 2, 3, 6, 168)
-    return Tiling(2048 // width, 1, 3, 8)
+    return Tiling(2048 // width, 1, 5 if jit.is_sm_90(q.device) else 3, 8)
 
 
 def long_tiling(q: Tensor, group: int, block_size: int, *, is_fp8: bool) -> Tiling:
@@ -201,11 +202,9 @@ def paged_attention_triton(
     }  # fmt: skip
 
     def attend(tasks: Tasks, kept: Kept, query_tile: int, *, is_long: bool) -> None:
-        split = LONG_SPLIT if is_long else SPLIT
+        split, tiling = SPLIT, short_tiling(q, is_fp8=is_fp8)
         if is_long:
-            tiling = long_tiling(q, group, block_size, is_fp8=is_fp8)
-        else:
-            tiling = short_tiling(q, is_fp8=is_fp8)
+            split, tiling = LONG_SPLIT, long_tiling(q, group, block_size, is_fp8=is_fp8)
         attend_kernel[(jit.programs(q.device, tiling.programs),)](
             q, fp8.as_bytes(k_pages), fp8.as_bytes(v_pages), k, v, out,
             kept.sums, kept.tops, kept.totals, kept.tops if scales is None else scales,

@@ -290,14 +290,15 @@ def test_the_table_is_whole() -> None:
 
 def spills_allowed(row: aot.Resources) -> int:
     """Bytes. Short rows may, around their loop over positions: what an H200 timed, without spills,
-    took 2 to 20 % longer, most of it heads of 256 (docs/benchmarks.md).
+    took 2 to 20 % longer, most of it heads of 256 (docs/benchmarks.md; those with 548, and since
+    tasks are of several splits, not again).
     """
     is_short = (
         row.kernel.startswith(("attend_kernel", "decode_kernel")) and "long" not in row.kernel
     )
     if not is_short or row.warps > 2:
         return 0
-    return 548 if row.shape == "head 256" else 32
+    return 584 if row.shape == "head 256" else 32
 
 
 def decode_kernels(end: str) -> list[str]:

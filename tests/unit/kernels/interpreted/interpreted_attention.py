@@ -10,13 +10,8 @@ from hypothesis import strategies as st
 from kernels.attention import plan as attention_plan
 from kernels.attention import triton_launch
 from kernels.attention.paged_attention import paged_attention, paged_attention_reference
-from kernels.attention.plan import (
-    SPLIT,
-    attention_plan_reference,
-    parts_size,
-    plan_attention,
-    tiles_for,
-)
+from kernels.attention.plan import SPLIT, parts_size, plan_attention, tiles_for
+from kernels.attention.plan_reference import attention_plan_reference
 from tests.unit.kernels.paged_cases import PagedCase, excess_over, paged_case
 
 
