@@ -9,6 +9,7 @@ FOLDER/NAME.pid when it is ready, and its name to FOLDER/ended when it ends poli
 import asyncio
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -73,7 +74,10 @@ async def runs(pid_file: Path) -> bool:
 
 
 def process_is_stopped(pid_file: Path) -> bool:
-    return psutil.Process(int(pid_file.read_text())).status() == psutil.STATUS_STOPPED
+    # asyncio waits for a process by a thread: it has gone before the supervisor is told so.
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(int(pid_file.read_text())).status() == psutil.STATUS_STOPPED
+    return False
 
 
 def process_is_up(pid_file: Path) -> bool:

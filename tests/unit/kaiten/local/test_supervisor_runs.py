@@ -21,7 +21,7 @@ from kaiten.local import child as child_module
 from kaiten.local.child import Child, ChildSpec, exit_text
 from kaiten.local.supervisor import RESTART_S_MAX, death_of, restart_s
 from tests.support.answers import until
-from tests.support.toy_stack import NAMES, process_is_up
+from tests.support.toy_stack import NAMES, process_is_stopped, process_is_up
 from tests.support.whole_stack import wait_until
 
 ROOT = Path(__file__).parents[4]
@@ -144,14 +144,23 @@ def test_deaths_after_the_start_are_told_and_mended(start: Start) -> None:
         assert re.fullmatch(
             r"died\|gateway\|it cannot be started: .*/logs'\|1.6", run.until("died")
         )
-        logs.unlink()
+        # Before it can be started again, which makes the folder.
         (run.folder / "files").rmdir()
+        logs.unlink()
         run.until("ready|gateway")
         assert (run.folder / "files").is_dir()
         run.process.send_signal(signal.SIGTERM)
         code, _ = run.finish()
     assert code == 0
     assert sorted(run.ended()) == sorted(NAMES)
+
+
+def test_who_has_gone_is_not_stopped(tmp_path: Path) -> None:
+    """A supervisor hears of an end by a thread, and may ask before."""
+    gone = subprocess.Popen((sys.executable, "-c", ""))
+    gone.wait()
+    (tmp_path / "a.pid").write_text(str(gone.pid))
+    assert not process_is_stopped(tmp_path / "a.pid")
 
 
 @pytest.mark.parametrize("late", ["gateway=never-ready", "asked=worker-0"])
