@@ -234,7 +234,7 @@ class Decisions:
             worker_id=worker.id,
             plan_id=result.plan_id,
             step=result.step,
-            rows=len(outcome.tokens.slots),
+            rows=len({*outcome.tokens.slots}),
             step_us=result.step_us,
             expected_us=other_us if result.step else first_us,
             is_graph=result.is_graph,

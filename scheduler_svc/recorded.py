@@ -110,7 +110,7 @@ class Recorded:
         if name == "result":
             said, timings = item.result.step, item.result.step.timings
             step_us = timings.forward_us + timings.sample_us
-            step = Step(now_ns, said.plan_id, len(ids), step_us=step_us)
+            step = Step(now_ns, said.plan_id, len({*ids}), step_us=step_us)
             timelines.stepped(item.result.worker_id, said.step, step, ids)
         elif name == "plan":
             timelines.take(MakePlan(worker_id=item.plan.worker_id), planned(item.plan), now_ns)

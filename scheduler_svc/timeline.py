@@ -119,7 +119,7 @@ class Timelines:
             case StepDone():
                 assert outcome.tokens is not None
                 result, ids = command.result, outcome.tokens.sequence_ids
-                step = Step(now_ns, result.plan_id, len(ids), step_us=result.step_us)
+                step = Step(now_ns, result.plan_id, len({*ids}), step_us=result.step_us)
                 self.stepped(result.worker_id, result.step, step, ids)
             case Submit():
                 self._submitted(command.request, now_ns)

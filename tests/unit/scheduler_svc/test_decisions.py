@@ -137,6 +137,15 @@ def test_what_steps_took_stands_beside_what_was_expected() -> None:
     assert abs(last.expected_us - 2000) < 100
 
 
+def test_a_row_with_a_token_is_one_however_many_it_has() -> None:
+    cell = Read(spec(slots=2, slot_tokens=4), lease=1)
+    for _ in range(2):
+        cell.submit(3, 40)
+    cell.finish()
+    assert cell.workers["w1"].steps_total < 39
+    assert {said.rows for said in cell.said if isinstance(said, Measured)} == {0, 1, 2}
+
+
 class ReadWorld(World):
     def apply(self, command: Command) -> Outcome:
         self.__dict__.setdefault("decisions", Decisions())

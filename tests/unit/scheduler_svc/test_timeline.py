@@ -116,6 +116,17 @@ def test_a_gap_that_is_as_usual_is_no_stall() -> None:
     assert 25 * MS <= decode.gap_p50_ns <= 26 * MS
 
 
+def test_a_row_is_one_however_many_tokens_a_step_gives_it() -> None:
+    """Beside nobody it has nobody beside it."""
+    cell = Told(spec(slot_tokens=4), lease=1, in_flight=1)
+    one = cell.submit(2, 40)
+    cell.finish()
+    decode = cell.timeline(one).intervals[-1]
+    assert decode.num_steps < 39
+    assert decode.batch_mates == 0
+    assert {gap.rows for gap in decode.longest} == {1}
+
+
 def test_however_many_workers_are_late_each_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of those that were, the oldest are forgotten; of those that are, none."""
     monkeypatch.setattr(timeline, "WORKERS_MAX", 2)
