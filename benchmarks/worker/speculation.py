@@ -1,13 +1,13 @@
-"""What tokens guessed by prompt lookup (`--num-speculative-tokens`) save, and what they cost.
+"""What tokens drafted by prompt lookup (`--num-speculative-tokens`) save, and what they cost.
 
     GOMP_SPINCOUNT=5000 python -m benchmarks.worker.speculation [--dtype bf16] [--rounds 3] [--save]
 
-Rows and a device in one process, without and with guesses in turns; both must say the same tokens.
+Rows and a device in one process, without and with drafts in turns; both must say the same tokens.
 
 circle  greedy answers of a 128M model with random weights whose attention says nothing (zeros, as
         dear as others), so that each token decides the next and a text goes in a circle, which the
-        prompt holds: all that is guessed is right
-story   greedy answers of the shipped model, which repeat a name here and there: little is right
+        prompt holds: every draft is accepted
+story   greedy answers of the shipped model, which repeat a name here and there: little is accepted
 
 ms is the median of the rounds: wall clock of the decoding steps per token and row.
 """
@@ -55,11 +55,11 @@ RUN_IN_TOKENS: Final = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """`rows` answers of `tokens` each, with up to `guesses` tokens guessed per row and step."""
+    """`rows` answers of `tokens` each, with up to `drafts` tokens drafted per row and step."""
 
     text: str
     rows: int
-    guesses: int
+    drafts: int
     tokens: int = 256
 
 
@@ -69,17 +69,17 @@ class Run:
 
     outputs: dict[int, list[int]]
     steps: int
-    guessed: int
+    drafted: int
     seconds: float
 
 
 CASES: Final = (
     *(
-        Case(text="circle", rows=rows, guesses=guesses)
+        Case(text="circle", rows=rows, drafts=drafts)
         for rows in (1, 4, 8)
-        for guesses in (2, 4, 8)
+        for drafts in (2, 4, 8)
     ),
-    *(Case(text="story", rows=rows, guesses=4, tokens=96) for rows in (1, 4)),
+    *(Case(text="story", rows=rows, drafts=4, tokens=96) for rows in (1, 4)),
 )
 
 
@@ -112,9 +112,9 @@ def plan_of(case: Case, prompts: Sequence[Sequence[int]], slot_tokens: int) -> P
     )
 
 
-def run(loaded: Loaded, case: Case, prompts: Sequence[Sequence[int]], guesses: int) -> Run:
-    assert not isinstance(loaded.runner, AheadRunner), "guesses are a CPU's"
-    rows = Rows(replace(loaded.limits, slot_tokens=1 + guesses, reads_grammars=False))
+def run(loaded: Loaded, case: Case, prompts: Sequence[Sequence[int]], drafts: int) -> Run:
+    assert not isinstance(loaded.runner, AheadRunner), "drafts are a CPU's"
+    rows = Rows(replace(loaded.limits, slot_tokens=1 + drafts, reads_grammars=False))
     results: list[StepResult] = []
     began: list[float] = []
 
@@ -122,7 +122,7 @@ def run(loaded: Loaded, case: Case, prompts: Sequence[Sequence[int]], guesses: i
         began.append(time.perf_counter())
         results.append(result)
 
-    plan = plan_of(case, prompts, 1 + guesses)
+    plan = plan_of(case, prompts, 1 + drafts)
     InTurns(rows, loaded.runner).run(plan, time.perf_counter_ns(), took, lambda: False)
     outputs: dict[int, list[int]] = {row: [] for row in range(case.rows)}
     for result in results:
@@ -132,7 +132,7 @@ def run(loaded: Loaded, case: Case, prompts: Sequence[Sequence[int]], guesses: i
     return Run(
         outputs=outputs,
         steps=len(results) - 1,
-        guessed=sum(result.timings.drafted for result in results),
+        drafted=sum(result.timings.drafted for result in results),
         seconds=began[-1] - began[0],
     )
 
@@ -141,7 +141,7 @@ def prompts_of(loaded: Loaded, case: Case) -> list[list[int]]:
     if case.text == "story":
         stories: list[list[int]] = held_out(case.rows, STORY_TOKENS).T.tolist()
         return stories
-    alone = Case(text="circle", rows=1, guesses=0, tokens=RUN_IN_TOKENS)
+    alone = Case(text="circle", rows=1, drafts=0, tokens=RUN_IN_TOKENS)
     text = run(loaded, alone, [[5]], 0).outputs[0][::-1]
     circle = text[: text.index(text[0], 1)][::-1]
     rounds = circle * (2 + (NGRAM_MAX + case.rows) // len(circle))
@@ -161,24 +161,24 @@ def silent(folder: Path) -> Path:
 
 
 def measure(loaded: Loaded, case: Case, rounds: int) -> dict[str, Any]:
-    """Without and with guesses in turns."""
+    """Without and with drafts in turns."""
     prompts = prompts_of(loaded, case)
     plain: list[Run] = []
-    guessing: list[Run] = []
+    drafting: list[Run] = []
     for _ in range(rounds):
         plain.append(run(loaded, case, prompts, 0))
-        guessing.append(run(loaded, case, prompts, case.guesses))
-        assert guessing[-1].outputs == plain[-1].outputs, "guesses change no token"
-    last, tokens = guessing[-1], case.tokens - 1
+        drafting.append(run(loaded, case, prompts, case.drafts))
+        assert drafting[-1].outputs == plain[-1].outputs, "drafts change no token"
+    last, tokens = drafting[-1], case.tokens - 1
     alone_ms = 1000 * median(each.seconds for each in plain) / tokens
-    ms = 1000 * median(each.seconds for each in guessing) / tokens
+    ms = 1000 * median(each.seconds for each in drafting) / tokens
     return {
         "text": case.text,
         "rows": case.rows,
-        "guesses": case.guesses,
+        "drafts": case.drafts,
         "steps_alone": plain[-1].steps,
         "steps": last.steps,
-        "guessed": last.guessed,
+        "drafted": last.drafted,
         "ms_alone": round(alone_ms, 3),
         "ms": round(ms, 3),
         "ratio": round(ms / alone_ms, 3),

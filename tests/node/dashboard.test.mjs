@@ -6,8 +6,8 @@ import vm from "node:vm";
 
 const FOLDER = process.env.KAITEN_DASHBOARD;
 const source = ["core.js", "panels.js", "files.js"].map((name) => readFileSync(`${FOLDER}/${name}`, "utf8")).join("\n");
-const { Story, whyWaits, saved, loaded, OWNERS_MAX, TRACKS_GONE_MAX } = vm.runInThisContext(
-  `(() => {${source}; return {Story, whyWaits, saved, loaded, OWNERS_MAX, TRACKS_GONE_MAX}; })()`);
+const { Story, ArchiveReader, whyWaits, saved, loaded, OWNERS_MAX, TRACKS_GONE_MAX } = vm.runInThisContext(
+  `(() => {${source}; return {Story, ArchiveReader, whyWaits, saved, loaded, OWNERS_MAX, TRACKS_GONE_MAX}; })()`);
 
 const worker = (id, more = {}) => ({ worker_id: id, address: `${id.split(".")[0]}:1`, slots_max: 4, block_count: 8, block_size: 16,
   cached_blocks: "", passed_over: [], plans: [], is_draining: false, is_late: false, ...more });
@@ -31,6 +31,16 @@ test("who watches a worker that dies goes on with the next at its address, or wi
   assert.equal(story.follow(wanted, "a.1"), "b.2");
   tell(story, { worker_ids_gone: ["a.1", "b.2", "c.1"] });
   assert.equal(story.follow(wanted, "b.1"), "b.1", "nobody is there: what was seen stays");
+});
+
+test("of archives a row that a step gave several tokens is one row with as many", () => {
+  const story = new Story("archive"), reader = new ArchiveReader(story);
+  const said = (step, told, sequence_ids) => ({ record: { seq: step, unix_ms: step, sequence_ids,
+    inputs: [{ unix_ms: step, step: { worker_id: "w.1", plan_id: 1, step, step_us: 9, ...told } }] } });
+  reader.take([said(1, { slots: [0, 2], token_counts: [3, 1] }, [7, 7, 7, 8]), said(2, {}), said(3, { slots: [0, 2], token_counts: [] }, [7, 8])]);
+  const track = story.tracks.get("w.1");
+  assert.deepEqual([0, 1, 2].map((index) => track.column(index).tokens), [4, 4, 2]);
+  assert.deepEqual([0, 2].map((slot) => story.owners.at(track.cell(0, slot).owner).sequenceId), [7, 8]);
 });
 
 test("of workers that have gone the newest few stay, and all that somebody looks at", () => {

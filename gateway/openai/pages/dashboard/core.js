@@ -330,8 +330,8 @@ class ArchiveReader {
       plan.join_slots.forEach((slot, index) => { worker.rows.set(slot, plan.admitted[index]); worker.fresh.add(slot); });
     }
     // Whoever joined before these entries begin is known by its first token.
-    if (!worker.counts.length && worker.slots.length === sequenceIds.length)
-      worker.slots.forEach((slot, index) => worker.rows.set(slot, sequenceIds[index]));
+    const tokenSlots = worker.slots.flatMap((slot, index) => new Array(worker.counts[index] ?? 1).fill(slot));
+    if (tokenSlots.length === sequenceIds.length) tokenSlots.forEach((slot, index) => worker.rows.set(slot, sequenceIds[index]));
     const slots = Math.max(worker.slotsMax, 1 + Math.max(-1, ...worker.rows.keys()));
     const track = this.story.track(step.worker_id, slots);
     track.clear();
@@ -342,7 +342,7 @@ class ArchiveReader {
       if (sampled.has(slot)) worker.fresh.delete(slot);
     }
     const tokenless = new Set([...worker.rows.keys()].filter((slot) => !sampled.has(slot)));
-    track.push({at: unix_ms, stepUs: step.step_us, plan: step.plan_id, step: step.step, tokens: sampled.size,
+    track.push({at: unix_ms, stepUs: step.step_us, plan: step.plan_id, step: step.step, tokens: tokenSlots.length,
       chunkTokens: plan?.chunk_tokens || 0, free: plan?.blocks_free, waiting: plan?.waiting,
       budget: worker.spec?.step_tokens_max || 0}, chunks, tokenless, step.finished_slots || [], plan?.preempted || [], this.story.heat);
   }
