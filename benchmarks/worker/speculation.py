@@ -1,6 +1,6 @@
 """What tokens drafted by prompt lookup (`--num-speculative-tokens`) save, and what they cost.
 
-    GOMP_SPINCOUNT=5000 python -m benchmarks.worker.speculation [--dtype bf16] [--rounds 3] [--save]
+    GOMP_SPINCOUNT=5000 python -m benchmarks.worker.speculation [--native avx2] [--save]
 
 Rows and a device in one process, without and with drafts in turns; both must say the same tokens.
 
@@ -17,9 +17,10 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from safetensors.torch import load_file, save_file
 
@@ -46,9 +47,11 @@ from gpu_worker.runner.stepping import InTurns  # noqa: E402
 from gpu_worker.service.loading import Loaded, load  # noqa: E402
 from gpu_worker.settings import WorkerSettings  # noqa: E402
 from kaiten.mini import CHECKPOINT  # noqa: E402
+from kernels import native  # noqa: E402
 
 BLOCK_SIZE: Final = 16
 STORY_TOKENS: Final = 24
+NATIVE: Final = get_args(WorkerSettings.model_fields["native"].annotation)
 # In which a text of the model has come to its circle.
 RUN_IN_TOKENS: Final = 1000
 
@@ -74,11 +77,7 @@ class Run:
 
 
 CASES: Final = (
-    *(
-        Case(text="circle", rows=rows, drafts=drafts)
-        for rows in (1, 4, 8)
-        for drafts in (2, 4, 8)
-    ),
+    *(Case(text="circle", rows=rows, drafts=drafts) for rows in (1, 4, 8) for drafts in (2, 4, 8)),
     *(Case(text="story", rows=rows, drafts=4, tokens=96) for rows in (1, 4)),
 )
 
@@ -137,16 +136,22 @@ def run(loaded: Loaded, case: Case, prompts: Sequence[Sequence[int]], drafts: in
     )
 
 
-def prompts_of(loaded: Loaded, case: Case) -> list[list[int]]:
-    if case.text == "story":
-        stories: list[list[int]] = held_out(case.rows, STORY_TOKENS).T.tolist()
-        return stories
+def circle_of(loaded: Loaded) -> list[int]:
+    """The tokens that a text of the model comes to say again and again."""
     alone = Case(text="circle", rows=1, drafts=0, tokens=RUN_IN_TOKENS)
     text = run(loaded, alone, [[5]], 0).outputs[0][::-1]
-    circle = text[: text.index(text[0], 1)][::-1]
-    rounds = circle * (2 + (NGRAM_MAX + case.rows) // len(circle))
-    # Each from its own place once around, and on again as far as is compared.
-    return [rounds[row : row + len(circle) + NGRAM_MAX] for row in range(case.rows)]
+    return text[: text.index(text[0], 1)][::-1]
+
+
+def around(circle: list[int], rows: int) -> list[list[int]]:
+    """Each from its own place once around, and on again as far as is compared."""
+    rounds = circle * (2 + (NGRAM_MAX + rows) // len(circle))
+    return [rounds[row : row + len(circle) + NGRAM_MAX] for row in range(rows)]
+
+
+def stories(rows: int) -> list[list[int]]:
+    prompts: list[list[int]] = held_out(rows, STORY_TOKENS).T.tolist()
+    return prompts
 
 
 def silent(folder: Path) -> Path:
@@ -160,9 +165,10 @@ def silent(folder: Path) -> Path:
     return folder
 
 
-def measure(loaded: Loaded, case: Case, rounds: int) -> dict[str, Any]:
+def measure(
+    loaded: Loaded, case: Case, prompts: Sequence[Sequence[int]], rounds: int
+) -> dict[str, Any]:
     """Without and with drafts in turns."""
-    prompts = prompts_of(loaded, case)
     plain: list[Run] = []
     drafting: list[Run] = []
     for _ in range(rounds):
@@ -191,33 +197,35 @@ def main() -> None:
     )
     parser.add_argument("--dtype", choices=("bf16", "fp32"), default="bf16")
     parser.add_argument("--weight-dtype", choices=("auto", "int8", "int4"), default="auto")
+    parser.add_argument("--native", choices=NATIVE, default="auto")
     parser.add_argument("--shape", choices=("125m", "15m", "tiny"), default="125m")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--save", action="store_true")
     chosen = parser.parse_args()
+    figures = []
     with tempfile.TemporaryDirectory(prefix="kaiten-models-") as scratch:
         random = silent(write_checkpoint(Path(scratch) / chosen.shape, chosen.shape, chosen.dtype))
-        figures = []
-        for folder, cases in (
-            (random, [case for case in CASES if case.text != "story"]),
-            (CHECKPOINT, [case for case in CASES if case.text == "story"]),
-        ):
+        for folder, text in ((random, "circle"), (CHECKPOINT, "story")):
+            cases = [case for case in CASES if case.text == text]
             loaded = load(
                 WorkerSettings(
                     model=str(folder),
                     device="cpu",
                     dtype=chosen.dtype,
                     weight_dtype=chosen.weight_dtype,
+                    native=chosen.native,
                     slots=max(case.rows for case in cases),
                     step_tokens=8192,
                     block_size=BLOCK_SIZE,
                     kv_blocks=1024,
                 )
             )
+            prompts = partial(around, circle_of(loaded)) if text == "circle" else stories
             for case in cases:
-                figures.append(measure(loaded, case, chosen.rounds))
+                figures.append(measure(loaded, case, prompts(case.rows), chosen.rounds))
                 print(figures[-1], flush=True)
     asked = {"shape": chosen.shape, "dtype": chosen.dtype, "weight_dtype": chosen.weight_dtype}
+    asked["native"] = native.reason()
     record("speculation", {**asked, "rounds": chosen.rounds, "cases": figures}, save=chosen.save)
 
 

@@ -367,7 +367,7 @@ def _check_lease(after: Columns, counts: IntArray, plan: Plan, limits: RowLimits
 
         [0 ── computed ── after the first step ── after the lease)   <=   held * block_size
 
-    Guessed ones too. The token at which a row ends (num_tokens == limit) is never computed.
+    Draft tokens too. The token at which a row ends (num_tokens == limit) is never computed.
     """
     after_first = after.num_computed_tokens + counts
     runs_on = after.num_tokens - after_first <= 1

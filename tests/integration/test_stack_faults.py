@@ -147,23 +147,23 @@ async def undisturbed(client: AsyncClient, dtype: str = "auto") -> Outputs:
     return expected
 
 
-async def test_a_worker_that_guesses_tokens_is_killed_and_one_that_does_not_goes_on(
+async def test_a_worker_that_drafts_tokens_is_killed_and_one_that_does_not_goes_on(
     tmp_path: Path,
 ) -> None:
-    guesses = {"num_speculative_tokens": 4}
+    drafts = {"num_speculative_tokens": 4}
     async with (
-        serving(tmp_path, workers=2, first=guesses) as stack,
+        serving(tmp_path, workers=2, first=drafts) as stack,
         AsyncClient(stack.target) as client,
     ):
-        guessing, plain = stack.cluster.workers
-        guessing.kill()
+        drafting, plain = stack.cluster.workers
+        drafting.kill()
         expected = await undisturbed(client)
         plain.kill()
-        guessing.start()
+        drafting.start()
         crowd = Crowd(client)
         await crowd.is_under_way()
         plain.start()
-        guessing.kill()
+        drafting.kill()
         assert outputs(await crowd.completions()) == expected
 
 

@@ -178,7 +178,7 @@ async def test_kv_in_fp8_says_the_same_however_it_is_cut(
 @pytest.mark.parametrize(
     "name", oracle.each(ONE_PER_FAMILY, daily=["qwen3-gqa-tied", "mistral-window"])
 )
-async def test_guessed_tokens_change_nothing(
+async def test_draft_tokens_change_nothing(
     name: str,
     tmp_path: Path,
     folders: dict[str, Path],
@@ -195,7 +195,7 @@ async def test_guessed_tokens_change_nothing(
         choice = completion.choices[0]
         assert len(choice.logprobs) == len(choice.token_ids)
     counts = [item.result.step.token_counts for each in records for item in each.inputs]
-    assert max(map(max, filter(None, counts)), default=1) > 1, "some of what was guessed was right"
+    assert max(map(max, filter(None, counts)), default=1) > 1, "some drafts were accepted"
 
 
 async def test_seeded_sampling_is_the_same_alone_and_in_a_crowd(

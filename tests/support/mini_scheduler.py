@@ -147,7 +147,7 @@ class MiniScheduler:
                 row.done += chunks.get(slot, 1 if row.gap == 1 else 0)
         for slot, count in Counter(outcome.slots).items():
             self.running[slot].known += count
-            # Behind the one that was certain, guessed rightly.
+            # Behind the one that was certain, drafts that were accepted.
             self.running[slot].done += count - 1
         for slot, token in zip(outcome.slots, outcome.token_ids, strict=True):
             self.outputs[self.running[slot].sequence_id].append(token)

@@ -1,4 +1,4 @@
-"""Tokens that a row's own text suggests: what is guessed, and that a batch with guesses does what
+"""Tokens that a row's own text suggests: what is drafted, and that a batch with drafts does what
 one without does."""
 
 from dataclasses import replace
@@ -23,7 +23,7 @@ MOST = 4
 VOCAB = 8
 
 
-def guessed(tokens: list[int], count: int) -> list[int]:
+def drafted(tokens: list[int], count: int) -> list[int]:
     return list(map(int, look_up(np.array(tokens, np.int32), count)))
 
 
@@ -44,12 +44,12 @@ def guessed(tokens: list[int], count: int) -> list[int]:
         ([1], []),
     ],
 )
-def test_what_followed_before_is_guessed(tokens: list[int], follows: list[int]) -> None:
-    assert guessed(tokens, 3) == follows
+def test_what_followed_before_is_drafted(tokens: list[int], follows: list[int]) -> None:
+    assert drafted(tokens, 3) == follows
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.integers(1, 6))
-def test_a_guess_is_what_stands_behind_the_best_place(tokens: list[int], count: int) -> None:
+def test_a_draft_is_what_stands_behind_the_best_place(tokens: list[int], count: int) -> None:
     def alike(place: int) -> int:
         """How many tokens up to this place are those up to the end."""
         length = 0
@@ -58,7 +58,7 @@ def test_a_guess_is_what_stands_behind_the_best_place(tokens: list[int], count: 
         return length
 
     best = max(range(len(tokens) - 1), key=lambda place: (alike(place), place), default=-1)
-    follows = guessed(tokens, count)
+    follows = drafted(tokens, count)
     if best < 0 or alike(best) < NGRAM_MIN:
         assert follows == []
         return
@@ -164,7 +164,7 @@ prompts = st.lists(
 
 
 @given(prompts, st.integers(2, 6), st.integers(1, 5), st.integers(1, 9), st.integers(0, 7))
-def test_guesses_change_nothing_but_how_many_steps_it_takes(
+def test_drafts_change_nothing_but_how_many_steps_it_takes(
     asked: list[tuple[list[int], RowSampling]], most: int, lease: int, chunk: int, seed: int
 ) -> None:
     plain, _, _ = served(asked, most=1, lease_steps=lease, chunk_tokens=chunk, seed=seed)
@@ -188,7 +188,7 @@ def test_a_text_that_repeats_itself_takes_fewer_steps() -> None:
 
 
 @pytest.mark.parametrize("stop", range(VOCAB))
-def test_a_stop_among_the_guessed_ends_the_row_there(stop: int) -> None:
+def test_a_stop_among_the_drafted_ends_the_row_there(stop: int) -> None:
     asked = [([1, 2, 3], sampling(max_tokens=50, stop_token_ids=(stop,)))]
     plain, _, _ = served(asked, most=1, lease_steps=3)
     drafts, _, _ = served(asked, most=MOST, lease_steps=3)
@@ -259,7 +259,7 @@ def samples(inputs: StepInputs, *tokens: int) -> StepSamples:
 
 
 def steps_of(rows: Rows, *given: list[int]) -> list[int]:
-    """How many were guessed for each step that sampled these."""
+    """How many were drafted for each step that sampled these."""
     found = []
     for tokens in given:
         counts = rows.steady_counts()
@@ -270,8 +270,8 @@ def steps_of(rows: Rows, *given: list[int]) -> list[int]:
     return found
 
 
-def test_wrong_guesses_are_followed_by_fewer_and_right_ones_by_more() -> None:
-    """Known: 1 2 3 1 2 3, so 1 2 3 is guessed."""
+def test_wrong_drafts_are_followed_by_fewer_and_right_ones_by_more() -> None:
+    """Known: 1 2 3 1 2 3, so 1 2 3 is drafted."""
     rows = seated(sampling(max_tokens=50))
     # All three wrong; one, wrong too; then none for a while.
     assert steps_of(rows, [4], [3]) == [3, 0]
@@ -297,7 +297,7 @@ def test_a_leader_that_knows_of_one_token_per_step_gets_one() -> None:
         (STEP_TOKENS_MAX + 1, STEP_TOKENS_MAX + 1),
     ],
 )
-def test_guesses_fill_a_step_that_costs_what_its_weights_cost(rows: int, tokens: int) -> None:
+def test_drafts_fill_a_step_that_costs_what_its_weights_cost(rows: int, tokens: int) -> None:
     limits = replace(LIMITS, slots=rows, slot_tokens=MOST, block_count=400, step_tokens=400)
     batch, scheduler = Rows(limits), MiniScheduler(limits)
     for _ in range(rows):
@@ -329,7 +329,7 @@ def test_a_plan_with_more_than_was_offered_is_refused() -> None:
         rows.apply(plan(1, slot_tokens_most=MOST + 1))
 
 
-def test_a_lease_has_places_for_all_that_may_be_guessed() -> None:
+def test_a_lease_has_places_for_all_that_may_be_drafted() -> None:
     """Six tokens known, the last of them to be computed: 3 + 4 behind it in two steps."""
     rows = seated(sampling(max_tokens=50))
     held = len(rows.blocks(0)) * LIMITS.block_size
@@ -340,7 +340,7 @@ def test_a_lease_has_places_for_all_that_may_be_guessed() -> None:
     rows.apply(plan(3, lease_steps=most, **members))
 
 
-def test_finished_for_length_at_the_last_token_even_if_guessed() -> None:
+def test_finished_for_length_at_the_last_token_even_if_drafted() -> None:
     drafts, _, results = served([([1, 2, 3], sampling(max_tokens=21))], most=6, lease_steps=2)
     assert len(drafts.outputs[0]) == 21
     assert drafts.reasons[0] is FinishReason.LENGTH

@@ -80,8 +80,8 @@ def test_it_is_measured_with_full_batches_that_touch_nobody() -> None:
     assert mixed_tokens(device, LIMITS, 1e-9) == 2 * LIMITS.slots
     assert mixed_tokens(device, LIMITS, 1e9) == LIMITS.step_tokens
     assert {step.token_count for step in steps} == {8, 16, 32, 40}
-    guessing = replace(LIMITS, slot_tokens=3)
-    assert mixed_tokens(device, guessing, 1e-9) == (3 + 1) * LIMITS.slots
+    drafting = replace(LIMITS, slot_tokens=3)
+    assert mixed_tokens(device, drafting, 1e-9) == (3 + 1) * LIMITS.slots
     assert all(step.row_count == LIMITS.slots for step in steps)
     assert all((step.tables().slot_mapping == -1).all() for step in steps)
 

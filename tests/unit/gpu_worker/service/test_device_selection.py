@@ -73,7 +73,7 @@ def test_rounded_weights_are_for_cpus(asked: WeightDtype) -> None:
         check_weight_dtype(asked, config, torch.device("cuda", 0))
 
 
-def test_tokens_are_guessed_on_cpus() -> None:
+def test_tokens_are_drafted_on_cpus() -> None:
     check_speculation(4, torch.device("cpu"))
     check_speculation(0, torch.device("cuda", 0))
     with pytest.raises(ConfigError, match="--num-speculative-tokens 4 is for CPUs: on cuda:0"):

@@ -96,7 +96,7 @@ SIZES = BatchSizes(slots=256, step_tokens=8192, block_size=16)
         ("--step-tokens 2", (1, 2, 16), (1, 2, 16)),
         ("--slots 4 --step-tokens 64 --block-size 32", (4, 64, 32), (4, 64, 32)),
         ("--num-speculative-tokens 4", (256, 8192, 16), (64, 512, 16)),
-        # Guessed tokens want room as well.
+        # Draft tokens want room as well.
         ("--num-speculative-tokens 9", (256, 8192, 16), (64, 1280, 16)),
         ("--num-speculative-tokens 4 --step-tokens 64", (6, 64, 16), (6, 64, 16)),
     ],
