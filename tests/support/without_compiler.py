@@ -21,7 +21,8 @@ class _NoCompiler(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return _as_it_is
+        # Of a class nothing is an instance: accelerate asks of each module whether it is compiled.
+        return type(name, (), {}) if name[0].isupper() else _as_it_is
 
 
 def _as_it_is(function: Any = None, *_: object, **__: object) -> Any:
@@ -32,10 +33,11 @@ def _as_it_is(function: Any = None, *_: object, **__: object) -> Any:
 def install() -> None:
     name = "torch._dynamo"
     assert name not in sys.modules, "it was imported already"
-    # The last is torchvision's, which transformers imports where it is.
-    for each in (name, f"{name}._trace_wrapped_higher_order_op", f"{name}.utils"):
-        sys.modules[each] = _NoCompiler(each)
-    vars(sys.modules[name])["__path__"] = []
-    vars(torch)["_dynamo"] = sys.modules[name]
+    package = sys.modules[name] = _NoCompiler(name)
+    vars(package)["__path__"] = []
+    # The last two are torchvision's and accelerate's, which transformers imports where they are.
+    for part in ("_trace_wrapped_higher_order_op", "utils", "eval_frame"):
+        vars(package)[part] = sys.modules[f"{name}.{part}"] = _NoCompiler(f"{name}.{part}")
+    vars(torch)["_dynamo"] = package
     vars(torch.compiler)["disable"] = _as_it_is
     torch.distributed.is_available = lambda: False

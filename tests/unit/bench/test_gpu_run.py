@@ -105,6 +105,24 @@ def test_every_part_runs_on_a_cpu(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"gpu.json", "gpu.md", "gpu.log"}
 
 
+def test_what_is_held_beside_transformers_runs_on_a_cpu(tmp_path: Path) -> None:
+    """In every run of the tests: it is what the slow one alone would tell to have broken."""
+    said = tmp_path / "said"
+    parts = "correctness.tokens", "beside_transformers.beside"
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.gpu.parts", *WORDS[:3], "--said", str(said), *parts],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in said.read_text().splitlines()]
+    beside = {row["what"]: row for row in rows if row["table"] == "beside transformers"}
+    assert min(beside["kaiten"]["tokens_per_s"], beside["sdpa"]["tokens_per_s"]) > 0
+
+
 @pytest.mark.parametrize(
     ("missing", "imported"),
     [

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels import jit
@@ -215,6 +217,36 @@ def test_bits_do_not_depend_on_who_arrives_last(
     expected = step.fused(step.plan())[0]
     monkeypatch.setattr(jit, "programs", lambda device, each: programs)
     assert torch.equal(step.fused(step.plan(tasks_wanted))[0], expected)
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(
+    contexts=st.lists(st.integers(0, POSITIONS_MAX), min_size=1, max_size=4),
+    window=st.none() | st.integers(1, POSITIONS_MAX),
+    tasks_wanted=st.integers(1, 12),
+    programs=st.integers(1, 9),
+    is_fp8=st.booleans(),
+)
+def test_tasks_of_several_splits_say_what_those_of_one_say(
+    contexts: list[int], window: int | None, tasks_wanted: int, programs: int, is_fp8: bool
+) -> None:
+    """Of splits of every size, some behind the window, or all of a task; and all have arrived."""
+    generator = torch.Generator().manual_seed(sum(contexts))
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (attention_plan, triton_launch, decode_module):
+            # No shorter than a tile of codes.
+            patch.setattr(module, "SPLIT", 64 if is_fp8 else 32)
+            patch.setattr(module, "PARTS_MAX", 8)
+        patch.setattr(jit, "programs", lambda device, each: programs)
+        step = step_of(generator, contexts, head_dim=16, window=window, is_fp8=is_fp8)
+        alone, several = step.plan(), step.plan(tasks_wanted)
+        expected = step.apart()
+        for plan in (alone, several):
+            found = step.fused(plan)
+            assert all(map(same, found, expected))
+            assert plan.parts is not None
+            assert not plan.parts.arrived.any()
+    assert int(several.short.total[0]) <= int(alone.short.total[0])
 
 
 def test_a_plan_serves_step_after_step(generator: torch.Generator) -> None:
