@@ -13,6 +13,7 @@ import torch
 from gpu_worker.model.model import ModelConfig
 from gpu_worker.runner.kv_cache import block_bytes
 from gpu_worker.settings import WorkerSettings
+from kernels.attention.parts import dim_tile
 from kernels.attention.plan import SHORT_TILE, long_parts, short_parts
 
 GB: Final = 1_000_000_000
@@ -93,7 +94,7 @@ def _kv_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
 
 def _part_bytes(config: ModelConfig) -> int:
     """What attention keeps of a query token and a split of its context, of all heads in float32."""
-    return 4 * (config.head_dim + 2) * config.heads
+    return 4 * (dim_tile(config.head_dim) + 2) * config.heads
 
 
 def _activation_bytes(config: ModelConfig, dtype: torch.dtype) -> int:

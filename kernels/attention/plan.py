@@ -20,8 +20,8 @@ returns  of short and of long rows: tasks [tasks, 8] int32 (row; where its query
          how many; its context; the tile's first token; parts of the rows and splits before; the
          split's start and size in units of SPLIT or LONG_SPLIT), how many there are, and
          kept_starts [rows + 1] int32, parts of the rows before; nothing is read back to the host
-cost     a program per row, each of which reads 8 bytes of every row and writes 32 per task: a few
-         microseconds at 256 rows
+cost     a program per row, each of which reads 8 bytes of every row, twice where tasks may be of
+         several splits, and writes 32 per task: a few microseconds at 256 rows
 """
 
 from __future__ import annotations
@@ -156,29 +156,9 @@ def long_parts(tokens: int, positions: int) -> int:
 
 
 def _short_splits_max(positions: int) -> int:
-    few, more = (_splits_of(positions, SPLIT << level) for level in (0, 1))
-    return max(min(_few(), few), min(PARTS_MAX, more))
-
-
-def _few() -> int:
-    """Splits of the least size that a row may have; at least 3, as the next size makes one of 2."""
-    return max(3, PARTS_MAX // 8)
-
-
-def _splits_of(positions: int, size: int) -> int:
-    return max(1, (positions + size // 2) // size)
-
-
-def short_level(context: int) -> int:
-    """Splits of a short row are of SPLIT << level positions."""
-    # A few rows fill a GPU by short splits; longer ones have enough of them, with half the parts.
-    is_long = context >= (2 * _few() + 1) * (SPLIT // 2)
-    return max(is_long, (context // ((2 * PARTS_MAX + 1) * (SPLIT // 2))).bit_length())
-
-
-def short_splits(context: int) -> int:
-    """Splits of a short row."""
-    return _splits_of(context, SPLIT << short_level(context))
+    few, more = (max(1, (positions + size // 2) // size) for size in (SPLIT, 2 * SPLIT))
+    # Of the least size a row may have 3 at least, as the next size makes one of 2.
+    return max(min(max(3, PARTS_MAX // 8), few), min(PARTS_MAX, more))
 
 
 def long_splits(positions: int) -> int:
@@ -188,11 +168,6 @@ def long_splits(positions: int) -> int:
     unit = (positions - 1) // LONG_SPLIT + LONG_ALIKE
     level = (unit // LONG_ALIKE).bit_length() - 1
     return level * LONG_ALIKE + (unit >> level) - LONG_ALIKE + 1
-
-
-def long_start(split: int) -> int:
-    """In units of LONG_SPLIT."""
-    return ((LONG_ALIKE + split % LONG_ALIKE) << (split // LONG_ALIKE)) - LONG_ALIKE
 
 
 def tiles_for(group: int, dtype: torch.dtype) -> tuple[int, int]:

@@ -25,11 +25,11 @@ def attention_plan_reference(
     short_kept, long_kept = [0], [0]
     contexts, starts = context_lengths.tolist(), query_starts.tolist()
     live = (each for at, each in enumerate(contexts) if each and starts[at] < starts[at + 1])
-    span = task_splits(sum(map(plan.short_splits, live)), tasks_wanted)
+    span = task_splits(sum(map(short_splits, live)), tasks_wanted)
     for row, (begin, context) in enumerate(zip(starts, contexts, strict=False)):
         count = starts[row + 1] - begin
-        is_live, level = count > 0 and context > 0, plan.short_level(context)
-        splits = plan.short_splits(context)
+        is_live, level = count > 0 and context > 0, short_level(context)
+        splits = short_splits(context)
         is_short = count == 1 or (count <= short_tokens and count * splits <= plan.PARTS_MAX)
         # As many splits a task as its row's fewest tasks need.
         each = -(-splits // -(-splits // span))
@@ -42,8 +42,8 @@ def attention_plan_reference(
         splits_long = plan.long_splits(context)
         for tile in range(-(-count // long_tokens) if is_live and not is_short else 0):
             for split in range(splits_long):
-                start, kept = plan.long_start(split), long_kept[-1] + split * count
-                size = plan.long_start(split + 1) - start
+                start, kept = long_start(split), long_kept[-1] + split * count
+                size = long_start(split + 1) - start
                 longs.append((row, begin, count, context, tile * long_tokens, kept, start, size))
         short_kept.append(short_kept[-1] + count * splits * (is_live and is_short and splits > 1))
         is_kept = is_live and not is_short and splits_long > 1
@@ -65,3 +65,23 @@ def task_splits(splits: int, tasks_wanted: int | None) -> int:
 def _is_end(task: Task) -> bool:
     _, _, _, context, _, _, start, size = task
     return (start + size) * plan.SPLIT >= context
+
+
+def short_level(context: int) -> int:
+    """Splits of a short row are of SPLIT << level positions."""
+    few = max(3, plan.PARTS_MAX // 8)
+    # A few rows fill a GPU by short splits; longer ones have enough of them, with half the parts.
+    is_long = context >= (2 * few + 1) * (plan.SPLIT // 2)
+    return max(is_long, (context // ((2 * plan.PARTS_MAX + 1) * (plan.SPLIT // 2))).bit_length())
+
+
+def short_splits(context: int) -> int:
+    """Splits of a short row."""
+    size = plan.SPLIT << short_level(context)
+    return max(1, (context + size // 2) // size)
+
+
+def long_start(split: int) -> int:
+    """In units of LONG_SPLIT."""
+    alike = plan.LONG_ALIKE
+    return ((alike + split % alike) << (split // alike)) - alike

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from gpu_worker.model.config import config_from_json
-from gpu_worker.service.gpu_defaults import GB, BatchSizes, batch_sizes, with_sizes
+from gpu_worker.service.gpu_defaults import GB, BatchSizes, _part_bytes, batch_sizes, with_sizes
 from gpu_worker.service.loading import sizes_for
 from gpu_worker.settings import WorkerSettings
+from kernels.attention.parts import Kept
 from kernels.kv import fp8
 from service_kit.settings import load
 from tests.support.random_model import LLAMA
@@ -73,6 +74,14 @@ def test_more_memory_is_never_fewer_rows_or_smaller_steps() -> None:
     ladder = [found(LLAMA_8B, 16, memory_gb) for memory_gb in range(20, 200, 4)]
     for less, more in pairwise(ladder):
         assert (more.slots >= less.slots, more.step_tokens >= less.step_tokens) == (True, True)
+
+
+@pytest.mark.parametrize("head", [64, 80, 96, 128, 256])
+def test_a_part_is_counted_as_wide_as_it_lies_there(head: int) -> None:
+    """Of heads that leave a part of their tile empty as well."""
+    kept = Kept.of(32, head, torch.device("cpu"))
+    taken = sum(each.nbytes for each in (kept.sums, kept.tops, kept.totals))
+    assert _part_bytes(shape(2, 64, 64, 32, 8, head, 4096)) == taken
 
 
 def test_fp8_keys_take_more_rows() -> None:

@@ -11,7 +11,7 @@ from kernels.attention import plan as attention_plan
 from kernels.attention import triton_launch
 from kernels.attention.paged_attention import paged_attention, paged_attention_reference
 from kernels.attention.plan import SPLIT, parts_size, plan_attention, tiles_for
-from kernels.attention.plan_reference import attention_plan_reference
+from kernels.attention.plan_reference import attention_plan_reference, short_splits
 from tests.unit.kernels.paged_cases import PagedCase, excess_over, paged_case
 
 
@@ -234,7 +234,7 @@ def test_tasks_of_decodes_have_several_splits(contexts: list[int], tasks_wanted:
             context_max=max(1, *contexts), tasks_wanted=tasks_wanted,
         )  # fmt: skip
         tasks, _, kept, _ = attention_plan_reference(starts, lengths, 16, 64, tasks_wanted)
-        splits = sum(attention_plan.short_splits(context) for context in contexts if context)
+        splits = sum(short_splits(context) for context in contexts if context)
     count = int(plan.short.total[0])
     assert [tuple(task) for task in plan.short.table[:count].tolist()] == tasks
     assert plan.short.kept_starts.tolist() == kept

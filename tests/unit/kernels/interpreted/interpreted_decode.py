@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -221,14 +221,26 @@ def test_bits_do_not_depend_on_who_arrives_last(
 
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(
-    contexts=st.lists(st.integers(0, POSITIONS_MAX), min_size=1, max_size=4),
+    contexts=st.lists(
+        st.integers(0, POSITIONS_MAX) | st.integers(POSITIONS_MAX // 2, POSITIONS_MAX),
+        min_size=1,
+        max_size=3,
+    ),
     window=st.none() | st.integers(1, POSITIONS_MAX),
-    tasks_wanted=st.integers(1, 12),
-    programs=st.integers(1, 9),
+    tasks_wanted=st.integers(1, 9),
+    parts_max=st.sampled_from([8, 24]),
+    programs=st.integers(1, 5),
     is_fp8=st.booleans(),
 )
+# Who arrives first has some splits behind the window, and others that it counts.
+@example(contexts=[370], window=300, tasks_wanted=2, parts_max=24, programs=1, is_fp8=False)
 def test_tasks_of_several_splits_say_what_those_of_one_say(
-    contexts: list[int], window: int | None, tasks_wanted: int, programs: int, is_fp8: bool
+    contexts: list[int],
+    window: int | None,
+    tasks_wanted: int,
+    parts_max: int,
+    programs: int,
+    is_fp8: bool,
 ) -> None:
     """Of splits of every size, some behind the window, or all of a task; and all have arrived."""
     generator = torch.Generator().manual_seed(sum(contexts))
@@ -236,16 +248,17 @@ def test_tasks_of_several_splits_say_what_those_of_one_say(
         for module in (attention_plan, triton_launch, decode_module):
             # No shorter than a tile of codes.
             patch.setattr(module, "SPLIT", 64 if is_fp8 else 32)
-            patch.setattr(module, "PARTS_MAX", 8)
+            patch.setattr(module, "PARTS_MAX", parts_max)
         patch.setattr(jit, "programs", lambda device, each: programs)
         step = step_of(generator, contexts, head_dim=16, window=window, is_fp8=is_fp8)
         alone, several = step.plan(), step.plan(tasks_wanted)
-        expected = step.apart()
-        for plan in (alone, several):
-            found = step.fused(plan)
-            assert all(map(same, found, expected))
-            assert plan.parts is not None
-            assert not plan.parts.arrived.any()
+        expected, found = step.fused(alone), step.fused(several)
+        assert all(map(same, expected, step.apart()))
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(*(fp8.as_bytes(each).nan_to_num() for each in (one, other)))
+    for plan in (alone, several):
+        assert plan.parts is not None
+        assert not plan.parts.arrived.any()
     assert int(several.short.total[0]) <= int(alone.short.total[0])
 
 

@@ -15,6 +15,7 @@ from kernels.attention import triton_launch
 from kernels.attention.paged_attention import paged_attention
 from kernels.attention.parts import Parts
 from kernels.attention.plan import AttentionPlan, parts_size, plan_attention, with_parts
+from kernels.attention.plan_reference import short_splits as count_splits
 from kernels.attention.triton_kernels import combine_kernel
 from kernels.kv import fp8
 from tests.unit.kernels.paged_cases import PagedCase, excess_over, paged_case, widened
@@ -293,7 +294,7 @@ def test_a_room_too_small_is_refused(generator: torch.Generator) -> None:
     case = paged_case(generator, counts=[1], contexts=[1100], dtype=torch.float16)
     plan = plan_of(case, has_parts=False)
     size = parts_size(plan, rows=1, tokens=1, kv_heads=2, group=2, head_dim=32)
-    assert size.short == attention_plan.short_splits(1100) * 4
+    assert size.short == count_splits(1100) * 4
     for change in ({"short": 8}, {"head_dim": 64}):
         parts = Parts.of(dataclasses.replace(size, **change), case.q.device)
         with pytest.raises(ValueError, match=r"^parts: "):
