@@ -107,7 +107,9 @@ def _attention(bench: Bench) -> list[tuple[Tensor, Tensor]]:
 
 
 def _decode(bench: Bench) -> list[tuple[Tensor, Tensor]]:
-    """Rows of a token, on their way from their projection, at and beside the borders of splits."""
+    """Rows of a token, on their way from their projection, at and beside the borders of splits,
+    of which the longest has several in a task.
+    """
     contexts = (1, 16, 513, 1500) if bench.is_gpu else (1, 17, 33)
     rows, width = len(contexts), -(-max(contexts) // 16)
     tables = torch.randperm(rows * width, device=bench.device).int().view(rows, width)
@@ -118,7 +120,7 @@ def _decode(bench: Bench) -> list[tuple[Tensor, Tensor]]:
     pages, qkv = _randn(bench, 2, rows * width, 8, 16, 128), _randn(bench, rows, 48, 128)
     plan = plan_attention(
         starts, ends.int(), tokens=rows, group=4, dtype=bench.dtype, queries_max=1,
-        context_max=max(contexts),
+        context_max=max(contexts), tasks_wanted=rows,
     )  # fmt: skip
     results = []
     for run in (decode_attention, decode_attention_reference):

@@ -5,19 +5,23 @@ But for grammars (`test_grammars`).
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from structlog.testing import capture_logs
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpu_worker.batch.plan_validation import RowLimits
 from gpu_worker.batch.rows import Rows
-from gpu_worker.runner.step_graphs import buckets_of
+from gpu_worker.runner.compile_ahead import ends_of
+from gpu_worker.runner.step_graphs import Bucket, buckets_of
 from gpu_worker.runner.stepping import OneAhead
 from kernels import dispatch
+from kernels.attention.decode_attention import FEW_ROWS, decode_tiling
+from kernels.attention.triton_launch import Tiling
 from tests.support.ahead import Counting, Model, play
 from tests.support.mini_scheduler import MiniScheduler, sampling
 from tests.support.random_model import write_random_model
@@ -163,3 +167,19 @@ def test_buckets_hold_every_step() -> None:
     assert mixed[-1] == 2048
     assert len(buckets_of(wide)) <= 64
     assert all(larger <= 2 * size for size, larger in itertools.pairwise(mixed[1:]))
+
+
+@pytest.mark.parametrize("slots", [1, 7, 8, 9, 16, 17, 100, 256])
+def test_every_kind_of_step_is_compiled_ahead(slots: int) -> None:
+    """Few rows decode in a tiling of their own: those of the smallest size and of the largest are
+    all there are.
+    """
+    limits = replace(LIMITS, slots=slots, step_tokens=2 * slots)
+
+    def tilings(buckets: Sequence[Bucket]) -> set[Tiling]:
+        rows = {each.rows for each in buckets if each.is_decode}
+        heads = torch.empty(max(rows), 4, 128, dtype=torch.bfloat16, device="meta")
+        return {decode_tiling(heads[:each], is_fp8=False) for each in rows}
+
+    assert tilings(ends_of(limits)) == tilings(buckets_of(limits))
+    assert len(tilings(buckets_of(limits))) == 1 + (slots > FEW_ROWS)
