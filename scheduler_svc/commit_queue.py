@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-import structlog
-
 from kaiten.v1.ledger_pb2 import FoldedTokens
 from ledger import Commit, FoldPart, Leader, Ledger, StoreLost
 from scheduler_svc.archiving import Archive
@@ -21,8 +19,7 @@ from scheduler_svc.request_book import Piece
 from scheduler_svc.settings import SchedulerSettings
 from service_kit.clock import Clock
 from service_kit.errors import Unavailable
-
-log = structlog.get_logger()
+from service_kit.outages import Outage
 
 BATCH_MAX = 64
 # Sequences.
@@ -62,6 +59,7 @@ class CommitQueue:
         self._clock = clock
         self._on_progress = on_progress
         self._archive = archive
+        self._outage = Outage("commit.waiting", over="commit.goes_on")
         self._queue: deque[Commit] = deque()
         self._folds: deque[Fold] = deque()
         # Steps of workers among what is queued.
@@ -140,10 +138,13 @@ class CommitQueue:
             await self._has_work.wait()
             try:
                 await self._commit_some()
+                self._outage.ended(self._clock.monotonic_ns())
             except StoreLost:
                 raise
             except Unavailable as error:
-                log.warning("commit.waiting", reason=str(error), backlog=self.backlog)
+                self._outage.failed(
+                    self._clock.monotonic_ns(), reason=str(error), backlog=self.backlog
+                )
                 await self._clock.sleep(RETRY_S)
 
     async def _commit_some(self) -> None:

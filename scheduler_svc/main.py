@@ -19,6 +19,7 @@ from service_kit import grpc_server, lifecycle, logs, settings, telemetry
 from service_kit.clock import SystemClock
 from service_kit.errors import ConfigError, OutOfOrder, Unavailable
 from service_kit.metrics import Metrics, close_all, count_spans, tell_expiries
+from service_kit.outages import Outage
 from service_kit.peers import Peers, make_credential
 
 log = structlog.get_logger()
@@ -104,6 +105,7 @@ class SchedulerProcess:
         """A ledger that can be trusted. Waits for the store; one that is misconfigured is refused
         at the start, and waited for later.
         """
+        outage = Outage("store.waiting", over="store.answers")
         while True:
             if self._ledger is not None:
                 await self._ledger.close()
@@ -123,9 +125,10 @@ class SchedulerProcess:
                 if isinstance(error, ConfigError) and not self._has_connected:
                     raise
                 self._note_store_problem(str(error))
-                log.warning("store.waiting", reason=str(error))
+                outage.failed(self._clock.monotonic_ns(), reason=str(error))
                 await self._clock.sleep(STORE_RETRY_S)
                 continue
+            outage.ended(self._clock.monotonic_ns())
             log.info(
                 "store.ready",
                 server=store.server,

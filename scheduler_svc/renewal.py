@@ -3,15 +3,12 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-import structlog
-
 from kaiten.v1.ledger_pb2 import CellRecord, ClockStep
 from ledger import Leader, Ledger, StoreLost
 from scheduler_svc.store_clock import stepped
 from service_kit.clock import Clock
 from service_kit.errors import Unavailable
-
-log = structlog.get_logger()
+from service_kit.outages import Outage
 
 RETRY_S = 0.2
 RENEWALS_PER_TTL = 6
@@ -39,6 +36,7 @@ class Renewal:
         self.clock_step = ClockStep()
         # Told after each renewal why the store did not take it; empty: it did.
         self.on_store_problem: Callable[[str], None] = lambda _: None
+        self._outage = Outage("lease.not_renewed", over="lease.renewed")
         # Of the workers' weights, as the ledger has it.
         self.told_digest = ""
         self._every_s = min(ttl_s / RENEWALS_PER_TTL, RENEW_S_MAX)
@@ -79,8 +77,9 @@ class Renewal:
             raise
         except Unavailable as error:
             self.on_store_problem(str(error))
-            log.warning("lease.not_renewed", reason=str(error))
+            self._outage.failed(self._clock.monotonic_ns(), reason=str(error))
             return False
+        self._outage.ended(self._clock.monotonic_ns())
         self.clock_step = stepped(self.clock_step, store_ns, self._now_ns())
         self.on_store_problem("")
         return True

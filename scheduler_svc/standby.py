@@ -27,6 +27,7 @@ from scheduler_svc.servicer import Servicer
 from service_kit.addresses import is_listening
 from service_kit.clock import Clock
 from service_kit.errors import Unavailable
+from service_kit.outages import Outage
 from service_kit.peers import Peers
 
 log = structlog.get_logger()
@@ -69,7 +70,8 @@ class Standby:
         self._candidate = Candidate(
             ledger, clock, ttl_s, address=address, observer=self, above_epoch=above_epoch
         )
-        self._servicer, self._address = servicer, address
+        self._clock, self._servicer, self._address = clock, servicer, address
+        self._outage = Outage("store.waiting", over="store.answers")
         self._peers, self._on_store_problem = peers or Peers(), on_store_problem
         self._nonce = 0
         self._following: asyncio.Task[None] | None = None
@@ -84,6 +86,7 @@ class Standby:
     def saw(self, lease: Lease | None) -> None:
         """Follow whoever leads now. A leader that has ended is nobody to send workers to."""
         self._on_store_problem("")
+        self._outage.ended(self._clock.monotonic_ns())
         nonce = 0 if lease is None else lease.nonce
         if nonce == self._nonce:
             return
@@ -99,7 +102,7 @@ class Standby:
 
     def missed(self, error: Unavailable) -> None:
         self._on_store_problem(str(error))
-        log.warning("store.waiting", reason=str(error))
+        self._outage.failed(self._clock.monotonic_ns(), reason=str(error))
 
     async def _follow(self, lease: Lease) -> None:
         leader = common_pb2.Leader(epoch=lease.epoch, nonce=lease.nonce)

@@ -5,16 +5,14 @@ one task delivers. Notes are bounded by what was accepted: one per choice and on
 """
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple, Protocol
-
-import structlog
 
 from kaiten.v1.common_pb2 import FinishReason
 from ledger import StoreLost, Submitted
 from service_kit.errors import NotFound, Unavailable
-
-log = structlog.get_logger()
+from service_kit.outages import Outage
 
 RETRY_WAIT_S: Final = 0.5
 # Delivered at once; more wait their turn.
@@ -52,8 +50,11 @@ class Canceller(Protocol):
 class Releases:
     """The notes not yet delivered, oldest first; the same note twice is one."""
 
-    def __init__(self, ledger: Callable[[], Canceller]) -> None:
-        self._ledger = ledger
+    def __init__(
+        self, ledger: Callable[[], Canceller], now_ns: Callable[[], int] = time.monotonic_ns
+    ) -> None:
+        self._ledger, self._now_ns = ledger, now_ns
+        self._outage = Outage("release.delayed", over="release.delivered")
         self._notes: dict[Release, None] = {}
         self._asked = asyncio.Event()
         self._done = asyncio.Event()
@@ -100,7 +101,10 @@ class Releases:
                 for release, is_delivered in zip(batch, delivered, strict=True):
                     if is_delivered:
                         del self._notes[release]
-                if not all(delivered):
+                if all(delivered):
+                    self._outage.ended(self._now_ns())
+                else:
+                    self._outage.failed(self._now_ns(), waiting=len(self._notes))
                     await asyncio.sleep(RETRY_WAIT_S)
             self._done.set()
 
@@ -122,6 +126,5 @@ class Releases:
             # It ended and was forgotten, or everything was.
             return True
         except Unavailable:
-            log.warning("release.delayed", choice=release.choice)
             return False
         return True

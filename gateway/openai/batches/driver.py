@@ -7,6 +7,7 @@ answer is written once. Nothing here is needed to go on but what the store has.
 
 import asyncio
 import secrets
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from functools import partial
@@ -35,6 +36,7 @@ from gateway.tenants import Keyring, Tenant
 from ledger.batches.batches import BatchName, StoredBatch
 from service_kit.error_table import retry_after_s
 from service_kit.errors import InvalidRequest, KaitenError, NotFound, Overloaded, Unavailable
+from service_kit.outages import Outage
 
 log = structlog.get_logger()
 
@@ -409,12 +411,14 @@ class BatchRun:
 
     async def _keep_file(self, batch: StoredBatch, writer: ChunkWriter, filename: str) -> None:
         """Computed and not lost: it waits until its tenant has made room."""
+        outage = Outage("batch.waits_for_room", over="batch.has_room")
         while True:
             try:
                 await writer.keep(filename, batch.number("output_ttl_s") or None)
+                outage.ended(time.monotonic_ns(), batch=self._name.id)
                 return
             except Overloaded as error:
-                log.warning("batch.waits_for_room", batch=self._name.id, reason=str(error))
+                outage.failed(time.monotonic_ns(), batch=self._name.id, reason=str(error))
             await asyncio.sleep(ROOM_S)
             # NotFound: it has waited for so long that nobody could ask for it any more.
             await self._link.ledger.batches.find(self._name)
