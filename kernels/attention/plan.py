@@ -38,8 +38,8 @@ from kernels.attention.parts import Parts, PartsSize
 from kernels.checks import refuse, require_ids
 from kernels.jit import constexpr, pointer, scalar, tl
 
-# Positions per split. With 512, on an H200, a step of 64 rows of 1k takes 3 % less, and one of one
-# row a fifth more (qwen3 0.6b). The partial sums are 3 % of the bytes read (group of 4, bf16). How
+# Positions per split. With 512, on an H200, a step of 64 rows of 1k takes 4 % less, and one of one
+# row a sixth more (qwen3 0.6b). The partial sums are 3 % of the bytes read (group of 4, bf16). How
 # long programs wait for the last of them: benchmarks/results/attention_tasks.jsonl.
 SPLIT: Final = 256
 # Parts that a short row may keep: (token, split) pairs. 128 splits of 8 KV heads are 1024 tasks, so
