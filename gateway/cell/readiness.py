@@ -6,6 +6,7 @@ standing still.
 """
 
 import asyncio
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -179,10 +180,17 @@ class Readiness:
         problem = self.problem
         if problem == self._last:
             return
-        if problem:
-            log.warning("gateway.not_ready", reason=problem)
-        else:
-            log.info("gateway.ready")
+        # How long it has lasted by now is no news, and would be a line at each look.
+        if self._last is None or _wording(problem) != _wording(self._last):
+            if problem:
+                log.warning("gateway.not_ready", reason=problem)
+            else:
+                log.info("gateway.ready")
         self._last = problem
         for listener in self._listeners:
             listener(problem)
+
+
+def _wording(problem: str) -> str:
+    """Without its numbers."""
+    return re.sub(r"\d+", "", problem)

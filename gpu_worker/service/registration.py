@@ -61,7 +61,8 @@ class Registrar:
         self._description = description
         self._leader_hint = ""
         self._attempt = 0
-        self._noted: tuple[grpc.StatusCode, str] | None = None
+        # By scheduler, of this row of failures.
+        self._noted: dict[str, tuple[grpc.StatusCode, str]] = {}
         self._is_registered = False
         self._was_registered = False
         self._is_draining = asyncio.Event()
@@ -158,8 +159,10 @@ class Registrar:
         code = error.code()
         is_refusal = code in _REFUSALS
         noted = (code, (error.details() or "") if is_refusal else "")
-        if failures <= 1 or noted != self._noted:
-            self._noted = noted
+        if failures <= 1:
+            self._noted.clear()
+        if noted != self._noted.get(scheduler):
+            self._noted[scheduler] = noted
             log.warning(
                 "worker.unregistered",
                 scheduler=scheduler,
