@@ -198,6 +198,7 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("bf16", "fp32"), default="bf16")
     parser.add_argument("--weight-dtype", choices=("auto", "int8", "int4"), default="auto")
     parser.add_argument("--native", choices=NATIVE, default="auto")
+    parser.add_argument("--drafts", type=int, choices=(2, 4, 8), help="default: each")
     parser.add_argument("--shape", choices=("125m", "15m", "tiny"), default="125m")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--save", action="store_true")
@@ -206,7 +207,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="kaiten-models-") as scratch:
         random = silent(write_checkpoint(Path(scratch) / chosen.shape, chosen.shape, chosen.dtype))
         for folder, text in ((random, "circle"), (CHECKPOINT, "story")):
-            cases = [case for case in CASES if case.text == text]
+            cases = [
+                case for case in CASES if case.text == text and chosen.drafts in (None, case.drafts)
+            ]
+            if not cases:
+                continue
             loaded = load(
                 WorkerSettings(
                     model=str(folder),
