@@ -22,8 +22,8 @@ from gpu_worker.batch.step_types import BoolArray, IndexArray, IntArray, StepInp
 # Tokens that must have stood there before; and how many are compared to find the best such place.
 NGRAM_MIN: Final = 2
 NGRAM_MAX: Final = 5
-# Of a step, drafted ones included. Up to here a CPU computes a further token in a fraction of the
-# time that one in a step of its own takes (benchmarks/results/speculation.jsonl).
+# Of a step, drafted ones included. Up to here a CPU computes a further token in less time than one
+# in a step of its own: a tenth with AMX, half with AVX2 (benchmarks/results/speculation.jsonl).
 STEP_TOKENS_MAX: Final = 32
 # Tokens of a row after which it is drafted for again, when even a single one was wrong.
 PAUSE_TOKENS: Final = 16
