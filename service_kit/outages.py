@@ -26,7 +26,7 @@ class Outage:
         return f"Outage({self._event}, tries={self._tries})"
 
     def failed(self, now_ns: int, **fields: object) -> None:
-        """Another try did; `fields` are those of the line, if there is one."""
+        """Another try failed; `fields` are those of the line, if there is one."""
         if not self._tries:
             self._began_ns = self._due_ns = now_ns
             self._pause_ns = PAUSE_NS_FIRST
