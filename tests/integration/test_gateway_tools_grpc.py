@@ -113,7 +113,7 @@ async def test_grpc_clients_get_the_same_calls(
 
 
 async def test_grpc_clients_choose_tools(tmp_path: Path, redis_url: str, cell: str) -> None:
-    async with speaking("qwen3", tmp_path, redis_url, cell, tokens_per_step=1) as stack:
+    async with speaking("qwen3", tmp_path, redis_url, cell) as stack:
         stack.says(SPOKEN["qwen3"])
         address = f"127.0.0.1:{stack.gateway.service.grpc_port}"
         async with AsyncClient(address) as client:
