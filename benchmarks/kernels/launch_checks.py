@@ -32,7 +32,7 @@ def layer_us() -> float:
     os.environ["KAITEN_TRITON"] = "1"
     import torch
 
-    from benchmarks.kernels.aot import MODULES
+    from benchmarks.kernels.all_launches import MODULES
     from kernels import dispatch
     from kernels.attention.decode_attention import decode_attention
     from kernels.attention.plan import plan_attention, with_parts

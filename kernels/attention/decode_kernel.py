@@ -20,12 +20,12 @@ from kernels import jit
 from kernels.attention.plan import short_level_of, short_splits_of
 from kernels.attention.triton_kernels import combined, item_of, keep_part, turns_end
 from kernels.attention.walks import (
+    attend_codes,
+    attend_tile,
     halves,
     in_pairs,
     places,
     scaled,
-    seen_codes,
-    seen_tile,
     whole,
 )
 from kernels.jit import constexpr, pointer, scalar, stride, tl
@@ -185,13 +185,13 @@ def _walk_splits(
             place = places(
                 table, at, is_there, kv_head, KV_HEADS, HEAD_DIM // 2, BLOCK_SIZE, POSITIONS
             )
-            top, total, sums, odd = seen_codes(
+            top, total, sums, odd = attend_codes(
                 evens, odds, by, k, v, place, position, is_there, seen, top, total, sums, odd,
                 window, softcap, HEAD_DIM, True, True, WIDENS, HAS_WINDOW, HAS_SOFTCAP,
             )  # fmt: skip
         else:
             place = places(table, at, is_there, kv_head, KV_HEADS, HEAD_DIM, BLOCK_SIZE, POSITIONS)
-            top, total, sums = seen_tile(
+            top, total, sums = attend_tile(
                 queries, by, k, v, place, place, position, is_there, seen, top, total, sums,
                 window, softcap, HEAD_DIM, True, True, WIDENS, HAS_WINDOW, HAS_SOFTCAP,
             )  # fmt: skip

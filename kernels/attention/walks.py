@@ -94,7 +94,7 @@ def _weighed(
 
 
 @jit.compiled
-def seen_tile(
+def attend_tile(
     queries: pointer, by: scalar, k: pointer, v: pointer, k_at: pointer, v_at: pointer,
     position: pointer, is_there: pointer, last_seen: pointer,
     top: pointer, total: pointer, sums: pointer, window: scalar, softcap: scalar,
@@ -148,7 +148,7 @@ def _walk(
         else:
             lane, first = tl.arange(0, POSITIONS), tl.zeros((), tl.int64) + at
             k_at, v_at = first * k_stride + lane * k_stride, first * v_stride + lane * v_stride
-        top, total, sums = seen_tile(
+        top, total, sums = attend_tile(
             queries, by, k, v, k_at, v_at, position, is_there, last_seen, top, total, sums,
             window, softcap, HEAD_DIM, MASKED, False, WIDENS, HAS_WINDOW, HAS_SOFTCAP,
         )  # fmt: skip
@@ -156,14 +156,14 @@ def _walk(
 
 
 @jit.compiled
-def seen_codes(
+def attend_codes(
     evens: pointer, odds: pointer, by: scalar, k: pointer, v: pointer, place: pointer,
     position: pointer, is_there: pointer, last_seen: pointer,
     top: pointer, total: pointer, even: pointer, odd: pointer, window: scalar, softcap: scalar,
     HEAD_DIM: constexpr, MASKED: constexpr, ONE_TOKEN: constexpr, WIDENS: constexpr,
     HAS_WINDOW: constexpr, HAS_SOFTCAP: constexpr,
 ) -> pointer:  # fmt: skip
-    """As `seen_tile`, of 8-bit codes.
+    """As `attend_tile`, of 8-bit codes.
 
     They are read in pairs, words of 16 bits, on the way of a cache of 16 bits: in 16 bytes a thread
     from memory, and turned by the instruction that loads matrices, which knows no bytes. A word has
@@ -205,7 +205,7 @@ def _walk_codes(
         position = at + tl.arange(0, POSITIONS)
         is_there = (position < stop) & (position >= behind) if HAS_WINDOW else position < stop
         place = places(table, at, is_there, kv_head, KV_HEADS, HEAD_DIM // 2, BLOCK_SIZE, POSITIONS)
-        top, total, even, odd = seen_codes(
+        top, total, even, odd = attend_codes(
             evens, odds, by, k, v, place, position, is_there, last_seen, top, total, even, odd,
             window, softcap, HEAD_DIM, MASKED, False, WIDENS, HAS_WINDOW, HAS_SOFTCAP,
         )  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.kernels import aot
+from benchmarks.kernels import all_launches, aot
 from benchmarks.kernels.compiled_code import CodeFacts
 from kernels import jit
 from kernels.attention.decode_attention import FEW_ROWS, decode_tiling
@@ -61,14 +61,14 @@ from dataclasses import replace
 from types import SimpleNamespace
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
-from benchmarks.kernels import aot
+from benchmarks.kernels import all_launches, aot
 from benchmarks.kernels.compiled_code import access_order
 from kernels import dispatch, jit, variants
 from kernels.norms_rope import gate_mul
 from tests.unit.kernels import compiled_cases
 wanted = {tuple(key) for key in json.loads(sys.argv[1])}
 table = aot.read_table()
-for shape in aot.SHAPES:
+for shape in all_launches.SHAPES:
     for arch in {arch for name, _, arch in wanted if name == shape.name}:
         for one in {one.name: one for one in aot.specialisations(shape, arch)}.values():
             key = one.shape, one.name, arch
@@ -76,12 +76,13 @@ for shape in aot.SHAPES:
                 is_known = table[key].digest == aot.digest_for(one, arch)
                 row = table[key] if is_known else aot.compile_for(one, arch)
                 print(json.dumps({"row": aot.told_of(row), "is_known": is_known}))
+first = all_launches.SHAPES[0]
 with variants.forced("programmatic-launch", True):
-    early = {one.name: one for one in aot.specialisations(aot.SHAPES[0], 90)}[sys.argv[2]]
+    early = {one.name: one for one in aot.specialisations(first, 90)}[sys.argv[2]]
 assert early.arguments["launch_pdl"]
 early = replace(early, variant=early.variant + " early")
 print(json.dumps({"row": aot.told_of(aot.compile_for(early, 90)), "is_known": False}))
-moves = {one.name: one for one in aot.specialisations(aot.SHAPES[0], 90)}["advance_rows_kernel"]
+moves = {one.name: one for one in aot.specialisations(first, 90)}["advance_rows_kernel"]
 order = access_order(aot.binary_of(moves, 90).asm["ptx"])
 # A GPU's driver, played: it is asked which GPU there is, and launches nothing.
 driver.set_active(SimpleNamespace(
@@ -266,20 +267,20 @@ def test_the_table_is_whole() -> None:
     table = aot.read_table()
     masked = {
         (shape.name, kernel)
-        for shape in aot.SHAPES
+        for shape in all_launches.SHAPES
         for end in ends_of(shape)[1:]
         for kernel in (f"attend_kernel{end}", f"attend_kernel long{end}", *decode_kernels(end))
     }
     few = {
         (shape.name, f"{kernel} few rows", 90)
-        for shape in aot.SHAPES
+        for shape in all_launches.SHAPES
         if has_few_rows(shape)
         for end in ends_of(shape)
         for kernel in decode_kernels(end)
     }
     kernels = {kernel for _, kernel, _ in table.keys() - few} - {kernel for _, kernel in masked}
     assert len(kernels) >= 31
-    each = {(shape.name, kernel) for shape in aot.SHAPES for kernel in kernels} | masked
+    each = {(shape.name, kernel) for shape in all_launches.SHAPES for kernel in kernels} | masked
     assert set(table) == {(*of, arch) for of in each for arch in aot.ARCHITECTURES} | few
     assert not [row for row in table.values() if row.spill_bytes > spills_allowed(row)]
     # Of each it is known of what it was compiled.
@@ -307,12 +308,12 @@ def decode_kernels(end: str) -> list[str]:
     return [f"{name}{end}" for name in names]
 
 
-def has_few_rows(shape: aot.Shape) -> bool:
+def has_few_rows(shape: all_launches.Shape) -> bool:
     """Whether few rows have a tiling of their own."""
     return shape.dtype != torch.float32 and shape.head_dim <= 128 and not shape.is_kv_fp8
 
 
-def ends_of(shape: aot.Shape) -> list[str]:
+def ends_of(shape: all_launches.Shape) -> list[str]:
     """What the names of attention's kernels end in, of layers of each kind."""
     masks = [(None, None), *shape.masks]
     return [aot.mask_words(window is not None, cap is not None) for window, cap in masks]
@@ -324,14 +325,14 @@ REGISTERS = 1 << 16
 
 @pytest.mark.parametrize(
     ("shape", "arch"),
-    [*((shape.name, 90) for shape in aot.SHAPES), ("0.6b", 100), ("head 96", 100)],
+    [*((shape.name, 90) for shape in all_launches.SHAPES), ("0.6b", 100), ("head 96", 100)],
 )
 def test_as_many_programs_fit_as_are_launched(
     shape: str, arch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that has to wait for another to end would run alone at the end."""
     monkeypatch.setattr(jit, "arch_elsewhere", arch)
-    model = next(each for each in aot.SHAPES if each.name == shape)
+    model = next(each for each in all_launches.SHAPES if each.name == shape)
     group, head_dim = model.heads // model.kv_heads, model.head_dim
     few, many = (
         torch.empty(rows, model.heads, head_dim, dtype=model.dtype, device="meta")
