@@ -121,6 +121,11 @@ class CommitQueue:
         )
         self._has_more()
 
+    def worked(self) -> None:
+        """A step came. Where it brought nothing to commit, nothing stands still all the same."""
+        if not self._queue:
+            self.committed_ns = self._clock.monotonic_ns()
+
     async def acknowledged(self) -> None:
         """Wait until the ledger has what was put by now; more may be put meanwhile."""
         if self._queue:

@@ -261,6 +261,7 @@ class LeaderSession:
             of = self._requests.traceparent
             self._tracing.stepped(link.worker_id, result, outcome.tokens, of, now_ns)
         self._publish(command, outcome, now_ns, result)
+        self._commits.worked()
         self._wake()
 
     def _check_logprobs(self, link: WorkerLink, result: StepMessage) -> None:
@@ -377,14 +378,14 @@ class LeaderSession:
         if self._tracing is not None:
             of = self._requests.traceparent
             trace = self._tracing.planned(plan, now_ns, outcome.passed_over, self.core, of)
-        most = self.core.workers[link.worker_id].spec.slot_tokens_max
+        spec = self.core.workers[link.worker_id].spec
         message = wire.plan_to_proto(
-            plan, self._leader, samplings, slot_tokens_max=most, traceparent=trace
+            plan, self._leader, samplings, slot_tokens_max=spec.slot_tokens_max, traceparent=trace
         )
-        tokens = plan.chunk_tokens + plan.decode_rows * most
+        tokens = plan.chunk_tokens + plan.decode_rows * spec.slot_tokens_max
         message.expected_step_us = link.expected_step_us(tokens)
         link.send(message)
-        self._meters.planned(link.address, plan, self.core.workers[link.worker_id].spec)
+        self._meters.planned(link.address, plan, outcome.passed_over, spec)
         self._publish(command, outcome, now_ns, message)
 
     def _hold(self, worker_id: str, for_ns: int) -> None:

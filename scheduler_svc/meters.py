@@ -1,4 +1,4 @@
-"""What a scheduler counts. docs/operating.md says what each metric means.
+"""What a scheduler counts. docs/metrics.md says what each metric means.
 
 Counters and gauges are plain numbers that a step changes and a scrape reads; only histograms are
 recorded, two per step and seven per request. The books balance at any time:
@@ -17,7 +17,7 @@ from scheduler_svc.core.outcome import Event, PassedOver, Plan, RequestOver, Why
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.types import Reason, SequenceId, WorkerSpec
 from scheduler_svc.core.workers import Worker
-from scheduler_svc.decisions import budget_of, tokens_of
+from scheduler_svc.decisions import budget_of, tokens_of, whys_of
 from scheduler_svc.load import NO_LOAD, Load, WorkerLoad, kv_share
 from scheduler_svc.tracing import is_asked_about
 from scheduler_svc.worker_meters import WorkerMeters
@@ -42,7 +42,7 @@ HISTOGRAMS: Final = {
 }
 COUNTS: Final = {
     "requests_handed_over": "live when this process stopped leading",
-    "prompt_tokens": "of the requests taken in",
+    "prompt_tokens": "of the new requests taken in",
     "generation_tokens": "committed, whoever still wanted them",
     "prefix_cache_queries": "prompt tokens of requests that ended",
     "prefix_cache_hits": "of those, found in the prefix cache",
@@ -152,10 +152,14 @@ class Meters:
         """So many workers were not asked for a plan: the store is behind."""
         self._passed_over["plan", Why.STORE_BEHIND.name.lower()] += workers
 
-    def planned(self, worker: str, plan: Plan, spec: WorkerSpec) -> None:
-        """A plan was made for the worker at this address."""
+    def planned(
+        self, worker: str, plan: Plan, passed_over: Iterable[PassedOver], spec: WorkerSpec
+    ) -> None:
+        """A plan was made for the worker at this address; who leaves its batch and is not among
+        those passed over does so for want of blocks.
+        """
         counts, budget, used = self._counts, budget_of(plan, spec), tokens_of(plan, spec)
-        counts["num_preemptions"] += len(plan.preempted)
+        counts["num_preemptions"] += [*whys_of(plan, passed_over)].count(None)
         counts["budget_tokens"] += budget
         counts["budget_tokens_used"] += used
         hits = sum(join.num_computed_tokens for join in plan.joins)

@@ -25,18 +25,8 @@ from scheduler_svc.settings import SchedulerSettings
 from service_kit.clock import SystemClock
 from service_kit.errors import OutOfOrder
 from tests.support.answers import until
-from tests.support.leading import NOWHERE, TTL_S, leading, worker
+from tests.support.leading import NOWHERE, TTL_S, JumpingClock, leading, worker
 from tests.support.play_leader import PlayLeader, stopped, submit_record
-
-
-class JumpingClock(SystemClock):
-    """The machine's, and what a test adds."""
-
-    def __init__(self) -> None:
-        self.ahead_ns = 0
-
-    def monotonic_ns(self) -> int:
-        return super().monotonic_ns() + self.ahead_ns
 
 
 def _fail(*_: object, **__: object) -> None:

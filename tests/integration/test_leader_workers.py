@@ -10,10 +10,17 @@ from kaiten.v1.common_pb2 import (
     Capabilities,
     WorkerDescription,
 )
+from kaiten.v1.worker_service_pb2 import Plan, RowSampling, StepResult, StepTimings
 from ledger import Ledger
+from scheduler_svc.core.commands import Submit
+from scheduler_svc.core.types import Request
+from scheduler_svc.links import WorkerLink
 from scheduler_svc.wire import spec_from_proto
 from service_kit.errors import OutOfOrder
-from tests.support.leading import NOWHERE, leading, worker
+from tests.support.answers import until
+from tests.support.leading import NOWHERE, JumpingClock, leading, worker
+
+HOUR_MS = 3_600_000
 
 
 async def test_a_worker_that_describes_itself_anew(ledger: Ledger) -> None:
@@ -93,3 +100,28 @@ async def test_gateways_are_told_what_some_worker_can_do(ledger: Ledger) -> None
         assert not session.roster.links["v"].worker.capabilities.features[1:], (
             "the worker's own is as it was"
         )
+
+
+async def test_a_long_prompt_is_no_stall(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its chunks are nothing to commit, be it for hours; a step that does not come back is one."""
+    sent: list[Plan] = []
+    monkeypatch.setattr(WorkerLink, "is_open", True)
+    monkeypatch.setattr(WorkerLink, "send", lambda link, plan: sent.append(plan))
+    clock = JumpingClock()
+    async with leading(ledger, clock, worker_timeout_ms=10**9) as (session, _):
+        session.roster.register(NOWHERE, worker("w"))
+        link = session.roster.links["w"]
+        session.roster.link_opened(link)
+        monkeypatch.setattr(session._requests, "sampling", lambda _: RowSampling(max_tokens=9))
+        request = Request(id="r", sequence_id=1, prompt=(1,) * 40, max_tokens=9, arrived_ns=0)
+        session.tell(Submit(request=request))
+        for count in range(3):
+            await until(lambda count=count: len(sent) > count, "the plan of a chunk")
+            clock.ahead_ns += HOUR_MS * 1_000_000
+            assert session.stalled_ms >= HOUR_MS
+            timings = StepTimings(forward_us=1000, tokens_computed=8, rows=1)
+            step = StepResult(boot_id="w", plan_id=sent[count].plan_id, timings=timings)
+            session.roster.step_arrived(link, step)
+            assert session.stalled_ms < HOUR_MS
+        clock.ahead_ns += HOUR_MS * 1_000_000
+        assert session.stalled_ms >= HOUR_MS

@@ -19,6 +19,16 @@ TTL_S = 1.0
 NOWHERE = "127.0.0.1:9"
 
 
+class JumpingClock(SystemClock):
+    """The machine's, and what a test adds."""
+
+    def __init__(self) -> None:
+        self.ahead_ns = 0
+
+    def monotonic_ns(self) -> int:
+        return super().monotonic_ns() + self.ahead_ns
+
+
 @asynccontextmanager
 async def leading(
     ledger: Ledger, clock: SystemClock | None = None, **changed: object

@@ -9,7 +9,8 @@ from scheduler_svc.core.requests import Sequence
 from scheduler_svc.core.types import BlockId, SequenceId, SlotIndex
 from scheduler_svc.core.workers import CHECKSUM_MASK, Worker
 
-# Of one plan; behind somebody who fits another worker only there may be thousands more.
+# Of one plan; behind somebody who fits another worker only there may be thousands more. Of those
+# who leave its batch, all: of whom nothing is said, it was for want of blocks.
 PASSED_OVER_MAX = 32
 # To pass one over, in tokens that join.
 LOOK_EFFORT = 16
@@ -51,7 +52,7 @@ class PlanBuilder:
     def pass_over(self, stage: str, why: Why, sequence_id: SequenceId | None = None) -> None:
         """For readers: whom a stage passed over, and why."""
         self.effort += LOOK_EFFORT
-        if len(self.passed_over) < PASSED_OVER_MAX:
+        if stage == "give_way" or len(self.passed_over) < PASSED_OVER_MAX:
             self.passed_over.append(PassedOver(stage, why, sequence_id))
 
     # Moves

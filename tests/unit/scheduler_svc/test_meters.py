@@ -7,6 +7,9 @@ import pytest
 from opentelemetry.metrics import NoOpMeter
 
 from scheduler_svc import worker_meters
+from scheduler_svc.core.commands import MakePlan
+from scheduler_svc.core.planner.plan_builder import PASSED_OVER_MAX
+from scheduler_svc.core.types import FLEX_PRIORITY
 from scheduler_svc.decisions import Decisions
 from scheduler_svc.meters import Meters
 from scheduler_svc.worker_meters import WorkerMeters
@@ -20,7 +23,7 @@ def test_of_the_budget_as_much_is_used_as_the_decision_says() -> None:
     for _ in range(2):
         cell.submit(7, 30)
         plan = cell.must_plan()
-        meters.planned("w:1", plan, cell.worker().spec)
+        meters.planned("w:1", plan, (), cell.worker().spec)
         decisions.append(Decisions().decided(plan, (), 0, cell.scheduler))
         cell.step()
     assert [said.tokens for said in decisions] == [7, 7 + 3]
@@ -69,7 +72,35 @@ def test_what_joins_a_worker_with_a_known_prefix_is_counted_there() -> None:
     meters = Meters(told)
     for hits in (0, 16):
         cell.submit(tuple(range(20)), 4)
-        meters.planned("w:1", cell.must_plan(), cell.worker().spec)
+        meters.planned("w:1", cell.must_plan(), (), cell.worker().spec)
         assert told.now("kaiten.worker_prefix_hit_tokens") == {("w:1",): hits}
         cell.step()
         cell.finish()
+
+
+def test_a_preemption_is_for_want_of_blocks_and_who_gives_way_is_none() -> None:
+    """However many do at once: more than readers are told of who is passed over."""
+    count = PASSED_OVER_MAX + 8
+    cell, meters = Cell(spec(slots=count, step_tokens=2000)), Meters(NO_METER)
+    for _ in range(count):
+        cell.submit(3, 30, priority=FLEX_PRIORITY)
+    cell.turns(4)
+    for _ in range(count):
+        cell.submit(3, 5)
+    outcome = cell.apply(MakePlan(worker_id="w1"))
+    assert outcome.plan is not None
+    assert len(outcome.plan.preempted) == count
+    meters.planned("w:1", outcome.plan, outcome.passed_over, cell.worker().spec)
+    assert meters._counts["num_preemptions"] == 0
+
+    cell = Cell(spec(slots=2, blocks=5))
+    cell.submit(4, 12)
+    cell.submit(4, 12)
+    while cell.scheduler.live_count:
+        outcome = cell.apply(MakePlan(worker_id="w1"))
+        if outcome.plan is not None:
+            cell.workers["w1"].send(outcome.plan)
+            meters.planned("w:1", outcome.plan, outcome.passed_over, cell.worker().spec)
+        cell.step()
+    told = sum(over.num_preemptions for over in cell.overs.values())
+    assert meters._counts["num_preemptions"] == told > 0
