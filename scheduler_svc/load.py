@@ -10,8 +10,8 @@ worker that is full frees a slot whenever a sequence ends, which is every
 
 by what its steps took of late (`core.cost`), with the output that requests had of late, and the
 prompts of those who wait. Who comes now stands behind all who wait. What is not known yet (no step
-of a worker was answered, or there is no worker) is not guessed: then it is how long the longest has
-waited already.
+of a worker was answered, no request has ended, or there is no worker) is not guessed: then it is
+how long the longest has waited already.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -112,7 +112,7 @@ def _ends_per_s(worker: Worker, prompt_tokens: float, output_tokens: float) -> f
     more = min(len(worker.slots_free), worker.kv.free_count // blocks)
     rows = max(1, len(worker.running) + more)
     step_us = worker.cost.decode_us(rows)
-    if not step_us or worker.is_late:
+    if not step_us or not output_tokens or worker.is_late:
         return 0.0
     prefill_us = worker.cost.prefill_us(int(prompt_tokens))
     return 1e6 / (step_us * max(1.0, output_tokens) / rows + prefill_us)

@@ -182,6 +182,17 @@ def test_without_workers_it_is_how_long_the_longest_has_waited() -> None:
     assert some.forecast_s == 2.0
 
 
+def test_before_anything_has_ended_it_is_how_long_the_longest_has_waited() -> None:
+    """As of a leader that took over a queue: how long outputs are it does not know."""
+    some = Timed(spec(slots=2))
+    for number in range(1, 10):
+        some.submit(number, 8, 100, said=400)
+    some.run(50_000_000)
+    assert some.core.running_count == 2
+    assert some.output_tokens == 0
+    assert some.forecast_s == pytest.approx(0.05)
+
+
 def test_more_workers_make_it_shorter() -> None:
     def forecast(workers: int) -> float:
         some = Timed(*[spec(slots=4, step_tokens=132) for _ in range(workers)])
