@@ -238,7 +238,7 @@ class Tracing:
             "kaiten.plan.step": item.step,
             "kaiten.plan.lease_steps": plan.lease_steps,
             "kaiten.rows": timings.rows,
-            "kaiten.rows.decode": plan.decode_rows,
+            "kaiten.rows.decode": plan.decode_rows if is_first else timings.rows,
             "kaiten.rows.admitted": len(plan.joins) if is_first else 0,
             "kaiten.rows.finished": item.finished,
             "kaiten.tokens.computed": timings.tokens_computed,

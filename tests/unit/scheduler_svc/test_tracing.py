@@ -218,6 +218,9 @@ async def test_later_steps_are_children_with_the_ids_that_the_worker_counts_on(
     assert second.parent == first.context
     assert int(ids(second)[1], 16) == int(ids(first)[1], 16) + 1
     assert not second.links
+    # The row whose prompt the first one computed decodes in all others.
+    assert first.attributes["kaiten.rows.decode"] == 2
+    assert second.attributes["kaiten.rows.decode"] == second.attributes["kaiten.rows"] == 3
     assert first.attributes["kaiten.rows.preempted"] == 1
     assert not {"kaiten.rows.preempted", "kaiten.preempted"} & second.attributes.keys(), "once"
 
