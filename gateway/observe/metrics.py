@@ -1,7 +1,7 @@
 """What a gateway counts: every request it was asked, and how each one ended for its client.
 
 The books balance at any time: accepted = ended + live. An end is what the client saw; what became
-of a request that outlived its client here, the scheduler counts. docs/operating.md lists it all.
+of a request that outlived its client here, the scheduler counts. docs/metrics.md lists it all.
 """
 
 from collections import Counter
@@ -33,6 +33,8 @@ GRAVEST_FIRST: Final = {
     FinishReason.FINISH_REASON_LENGTH: "length",
     FinishReason.FINISH_REASON_STOP: "stop",
 }
+# Of a request that was answered in full.
+ANSWERED: Final = frozenset({FinishReason.FINISH_REASON_STOP, FinishReason.FINISH_REASON_LENGTH})
 # Ends that are no finish reasons: the client went away and the request was cancelled for it; it
 # goes on without this client; this gateway or its store went away.
 LEFT, DETACHED, MOVED = "left", "detached", "moved"
@@ -134,14 +136,16 @@ class Meters:
     ) -> str:
         """An accepted request is no longer followed; the outcome that it is counted as.
 
-        `reasons`: of its choices, if all is over. `is_kept`: its spans are.
+        `reasons`: of its choices, if all is over or one of them was told as an error. `is_kept`:
+        its spans are.
         """
         outcome = _outcome(reasons, error, goes_on=goes_on)
         self._ended[outcome, visit.tenant] += 1
         self._output_tokens["", visit.tenant] += sum(output_tokens)
         attributes = self._chat if visit.is_chat else self._completion
         now_ns = perf_counter_ns()
-        ended = attributes if reasons else {**attributes, semconv.ERROR_TYPE: outcome}
+        is_answer = bool(reasons) and ANSWERED.issuperset(reasons)
+        ended = attributes if is_answer else {**attributes, semconv.ERROR_TYPE: outcome}
         context = self._exemplar(visit) if is_kept else None
         self._duration_s.record((now_ns - visit.started_ns) / 1e9, ended, context)
         if visit.first_ns:

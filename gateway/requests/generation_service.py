@@ -12,7 +12,7 @@ from gateway.cell.queue_position import NOWHERE, QueuePosition, queue_position_o
 from gateway.cell.readiness import Readiness
 from gateway.cell.replays import Caller
 from gateway.children.grammar_process import GrammarProcess
-from gateway.observe.metrics import Meters
+from gateway.observe.metrics import ANSWERED, Meters
 from gateway.observe.request_log import RequestLog
 from gateway.observe.tracing import Trace, Tracing
 from gateway.requests import tool_rules, validation
@@ -140,7 +140,10 @@ class GenerationService:
             return
         counts = [choice.text.output_tokens for choice in generation.choices]
         reasons = [choice.end.reason for choice in generation.choices if choice.end is not None]
-        done, ended = (generation.done_message, reasons) if generation.is_done else (None, [])
+        # What is no answer may be told as an error as soon as a choice ends so.
+        is_failure = isinstance(error, KaitenError) and not ANSWERED.issuperset(reasons)
+        is_over = generation.is_done or is_failure
+        done, ended = (generation.done_message, reasons) if is_over else (None, [])
         is_kept, total = self._tracing.keeps(trace, reasons, done), sum(counts)
         outcome = self._meters.closed(visit, counts, ended, error, goes_on=goes_on, is_kept=is_kept)
         self._tracing.closed(

@@ -303,7 +303,8 @@ class Generation:
                 self.keep_running = True
                 raise
             if events:
-                if self.visit is not None and not self.visit.first_ns:
+                has_output = not isinstance(events[0], Finished)
+                if self.visit is not None and has_output and not self.visit.first_ns:
                     self.visit.first_ns = perf_counter_ns()
                 if delivery is not None:
                     delivery.hand()

@@ -146,6 +146,53 @@ def test_a_request_past_its_deadline_is_an_end_of_its_own(cell: Cell) -> None:
     )
 
 
+def test_who_is_cancelled_before_a_token_is_counted_so_over_both_doors(cell: Cell) -> None:
+    """HTTP tells it as an error; it is no fault of the gateway's or the store's all the same."""
+    settled(cell)
+    before = cell.gateway_says()
+
+    async def story() -> None:
+        async with (
+            httpx.AsyncClient(timeout=WAIT_S) as http,
+            grpc.aio.insecure_channel(cell.door.grpc) as channel,
+        ):
+            stub = InferenceServiceStub(channel)
+
+            async def over_http(id: str, **changes: object) -> None:
+                body = {**ASK, "max_tokens": 1000, "ignore_eos": True, **changes}
+                url, headers = f"{cell.door.openai}/completions", {"Idempotency-Key": id}
+                assert "cancelled" in (await http.post(url, json=body, headers=headers)).text
+
+            async def over_grpc(id: str) -> None:
+                request = pb.GenerateRequest(request_id=id, text="The chef", sampling=endless())
+                async for _ in stub.Generate(request, timeout=WAIT_S):
+                    pass
+
+            def are_live() -> bool:
+                return cell.gateway_says()("kaiten_gateway_requests_live") == 3
+
+            with cell.held():
+                asked = [over_http("a"), over_http("b", stream=True), over_grpc("c")]
+                ended = asyncio.gather(*asked)
+                await asyncio.to_thread(wait_until, are_live, "all are live")
+                for id in "abc":
+                    assert (await stub.Cancel(pb.CancelRequest(request_id=id))).was_live
+                await ended
+
+    asyncio.run(story())
+    settled(cell)
+    now = cell.gateway_says()
+
+    def more(name: str, **labels: str) -> float:
+        return now(name, **labels) - before(name, **labels)
+
+    assert more("kaiten_gateway_requests_ended_total", outcome="cancelled") == 3
+    assert more("kaiten_gateway_requests_ended_total") == 3
+    durations = "gen_ai_server_request_duration_seconds_count"
+    assert more(durations, error_type="cancelled") == more(durations) == 3
+    assert more("gen_ai_server_time_to_first_token_seconds_count") == 0
+
+
 def test_the_books_balance_over_a_killed_worker(cell: Cell) -> None:
     before = settled(cell)
 

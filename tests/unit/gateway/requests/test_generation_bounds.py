@@ -6,12 +6,14 @@ from typing import Any, cast
 import pytest
 
 from gateway.grpc.convert import write_event
+from gateway.observe.metrics import Visit
 from gateway.requests.stream import (
     DELTA_TOKENS_MAX,
     STREAM_INTERVAL,
     Accepted,
     Delta,
     Event,
+    Finished,
     Generation,
     Presentation,
     new_choices,
@@ -61,19 +63,23 @@ def long_update() -> Update:
     )
 
 
-async def events_of(start: int) -> AsyncIterator[Event]:
-    generation = Generation(
+def generation_of(update: Update, start: int) -> Generation:
+    return Generation(
         accepted=Accepted("x", 1),
         id="default:x",
         sequence_id=1,
         choices=new_choices(
             Presentation(pieces=Pieces(byte_level_bpe()), render=RenderOptions()), 1, [start]
         ),
-        subscription=cast(Any, OneUpdate(long_update())),
+        subscription=cast(Any, OneUpdate(update)),
         ledger=cast(Any, Kept()),
         release=lambda _release: None,
         render=RenderOptions(),
     )
+
+
+async def events_of(start: int) -> AsyncIterator[Event]:
+    generation = generation_of(long_update(), start)
     await anext(generation)
     for event in await anext(generation):
         yield event
@@ -131,3 +137,16 @@ async def test_of_a_whole_the_first_token_is_told_and_then_dozens_unless_a_word_
             counts.append(len(delta.token_ids))
         look.close()
     assert counts == ([1] * tokens if stop else [1, STREAM_INTERVAL, STREAM_INTERVAL])
+
+
+@pytest.mark.parametrize("token_ids", [[], [7]])
+async def test_an_end_without_output_is_no_first_token(token_ids: list[int]) -> None:
+    """Of what is cancelled, late or failed before it had one, nobody knows when it would come."""
+    cancelled = FinishReason.FINISH_REASON_CANCELLED
+    ended = SequenceFinished(sequence_id=1, reason=cancelled, output_tokens=len(token_ids))
+    update = Update(sequence_id=1, position=0, token_ids=token_ids, logprobs=[], finished=ended)
+    generation = generation_of(update, start=0)
+    generation.visit = Visit(tenant="", is_chat=False)
+    await anext(generation)
+    assert isinstance((await anext(generation))[-1], Finished)
+    assert bool(generation.visit.first_ns) is bool(token_ids)
