@@ -1,4 +1,4 @@
-"""What a worker counts. docs/operating.md says what each metric means.
+"""What a worker counts. docs/metrics.md says what each metric means.
 
 All of it is plain numbers that the stream's side changes once per step, on the event loop's thread:
 the compute thread knows nothing of it.
@@ -31,25 +31,24 @@ _NS_PER_S: Final = 1_000_000_000
 
 
 class BusyShare:
-    """Which part of the last seconds was spent in steps."""
+    """Which part of the last whole seconds was spent in steps."""
 
-    def __init__(self, now_ns: int) -> None:
-        self._busy_ns = 0
-        # When, and how long it had been busy by then; about a second apart.
-        self._marks = deque([(now_ns, 0)], maxlen=BUSY_S + 1)
+    def __init__(self) -> None:
+        # By second, of those in which a step ended: the newest, and as many before it as count.
+        self._busy_us: deque[tuple[int, int]] = deque(maxlen=BUSY_S + 1)
 
     def add(self, busy_us: int, now_ns: int) -> None:
         """So long it was busy, until now."""
-        if now_ns - self._marks[-1][0] >= _NS_PER_S:
-            self._marks.append((now_ns, self._busy_ns))
-        self._busy_ns += busy_us * 1000
+        second = now_ns // _NS_PER_S
+        if self._busy_us and self._busy_us[-1][0] == second:
+            busy_us += self._busy_us.pop()[1]
+        self._busy_us.append((second, busy_us))
 
     def share(self, now_ns: int) -> float:
         """From 0 to 1."""
-        marks = list(self._marks)
-        recent = [mark for mark in marks if now_ns - mark[0] <= BUSY_S * _NS_PER_S]
-        since_ns, busy_ns = (recent or marks[-1:])[0]
-        return min(1.0, (self._busy_ns - busy_ns) / max(1, now_ns - since_ns))
+        second = now_ns // _NS_PER_S
+        busy_us = sum(us for at, us in list(self._busy_us) if second - BUSY_S <= at < second)
+        return min(1.0, busy_us / (BUSY_S * 1_000_000))
 
 
 class Meters:
@@ -59,7 +58,7 @@ class Meters:
         self._meter = meter
         self._counts = Counter[str]()
         self._rows = 0
-        self._busy = BusyShare(time.monotonic_ns())
+        self._busy = BusyShare()
         for name, (unit, what) in COUNTS.items():
             scale = 1e-6 if unit else 1
             read = seen(self._reader(name, scale))
