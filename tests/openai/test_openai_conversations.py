@@ -175,6 +175,22 @@ def test_a_response_goes_on_with_it_and_becomes_a_part_of_it(client: OpenAI) -> 
         client.responses.create(**GREEDY, conversation=id, input="x", store=False)
 
 
+def test_what_a_response_was_asked_is_one_item_wherever_it_is_told(client: OpenAI) -> None:
+    """Of itself and of its conversation: who deletes it there deletes no other."""
+    id = client.conversations.create(items=[{"role": "user", "content": "Hello!"}]).id
+    response = client.responses.create(
+        **GREEDY, conversation=id, input="And now?", max_output_tokens=2
+    )
+    asked, before = client.responses.input_items.list(response.id)
+    assert (asked.content[0].text, before.content[0].text) == ("And now?", "Hello!")  # type: ignore[index, union-attr]
+    for each, is_there in ((before, False), (asked, True)):
+        try:
+            client.conversations.items.delete(str(each.id), conversation_id=id)
+        except NotFoundError:
+            assert not is_there
+    assert said_in(client, id) == [("user", "Hello!"), ("assistant", response.output_text)]
+
+
 def test_calls_and_reasoning_in_it_are_as_in_chat(client: OpenAI) -> None:
     id = client.conversations.create(items=ITEMS).id
     more = {"role": "user", "content": "More."}

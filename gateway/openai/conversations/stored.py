@@ -81,13 +81,14 @@ class StoredConversation:
                 return now
         raise Contended(id)
 
-    async def join(self, request_id: str, turns: Sequence[Message]) -> None:
+    async def join(self, request_id: str, turns: Sequence[Message], num_before: int) -> None:
         """A response that was accepted goes on with it: nobody else did since it was found. The
-        same response may have, by another gateway, or unheard.
+        same response may have, by another gateway, or unheard. `num_before`: turns that it was
+        asked before these, so that both are told by the same ids.
         """
         if self.content.has_round_of(request_id):
             return
-        asked = items_of_turns(message_id(ID_PREFIX + request_id), turns)
+        asked = items_of_turns(message_id(ID_PREFIX + request_id), turns, num_before)
         content = self.content.with_round(Round(asked, request_id, is_open=True))
         if await self._with(content, "conversation") is None:
             now = await self.find(self.api, self.tenant, self.kept.id)

@@ -79,7 +79,8 @@ async def create_response(api: Api, exchange: HttpExchange, body: ResponseBody) 
             stored = await _named_before(api, tenant, public)
         if earlier.conversation is not None:
             is_named = bool(request.request_id)
-            await _to_its_end(_join(earlier.conversation, generation, own, is_named=is_named))
+            joining = _join(earlier.conversation, generation, own, stored.note, is_named=is_named)
+            await _to_its_end(joining)
         if body.stream:
             await _stream(exchange, stored, generation, Resumed())
         elif body.background:
@@ -116,6 +117,7 @@ async def _join(
     conversation: StoredConversation,
     generation: Generation,
     turns: Sequence[Message],
+    note: Note,
     *,
     is_named: bool,
 ) -> None:
@@ -124,7 +126,7 @@ async def _join(
     """
     request_id = generation.accepted.request_id
     try:
-        await conversation.join(request_id, turns)
+        await conversation.join(request_id, turns, len(note.turns) - len(turns))
     except KaitenError as error:
         if is_named and isinstance(error, Unavailable) and not isinstance(error, Contended):
             generation.keep_running = True

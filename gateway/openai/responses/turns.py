@@ -24,11 +24,13 @@ from gateway.openai.responses.reply import (
 from gateway.values.generation_request import Message
 
 
-def items_of_turns(prefix: str, turns: Sequence[Message]) -> list[Item]:
-    """Their ids begin with the prefix: no id of what it answered, that may be referred to."""
+def items_of_turns(prefix: str, turns: Sequence[Message], num_before: int = 0) -> list[Item]:
+    """Their ids begin with the prefix: no id of what it answered, that may be referred to.
+    `num_before`: turns that are told elsewhere.
+    """
     return [
         item
-        for index, turn in enumerate(turns)
+        for index, turn in enumerate(turns, num_before)
         for item in _items_of_turn(f"{prefix}_in{index}", turn)
     ]
 
