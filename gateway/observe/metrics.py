@@ -19,7 +19,7 @@ from gateway.tenants import Tenant
 from gateway.values.generation_request import ChatPrompt, GenerationRequest
 from kaiten.v1.common_pb2 import FinishReason
 from service_kit import semconv
-from service_kit.errors import DeadlineExceeded, KaitenError
+from service_kit.errors import DeadlineExceeded, KaitenError, Overloaded, Unavailable
 from service_kit.metrics import exemplar, seen
 
 REQUEST_S: Final = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
@@ -113,7 +113,9 @@ class Meters:
         try:
             yield visit
         except BaseException as error:
-            self._refused[refusal_code(error), name] += 1
+            # A line of a batch is asked again: nobody was refused.
+            if not (request.awaits_workers and isinstance(error, Overloaded | Unavailable)):
+                self._refused[refusal_code(error), name] += 1
             raise
         self._accepted["repeat" if visit.is_repeat else "new", name] += 1
         self._prompt_tokens["", name] += visit.prompt_tokens
@@ -122,7 +124,10 @@ class Meters:
         """A series goes on for as long as the process: who came first is told for good."""
         if len(self._tenants) < TENANTS_TOLD_MAX:
             self._tenants.add(tenant.name)
-        return tenant.name if tenant.name in self._tenants else OTHERS
+        name = tenant.name if tenant.name in self._tenants else OTHERS
+        for code in WATCHED_CODES:
+            self._refused.setdefault((code, name), 0)
+        return name
 
     def closed(
         self,

@@ -2,11 +2,14 @@
 
 from typing import Any
 
-from gateway.observe.metrics import OTHERS, TENANTS_TOLD_MAX, Meters, _outcome
+import pytest
+
+from gateway.observe.metrics import OTHERS, TENANTS_TOLD_MAX, WATCHED_CODES, Meters, _outcome
 from gateway.observe.tracing import _name
 from gateway.tenants import TENANT_NAME, Tenant
 from gateway.values.generation_request import GenerationRequest, TextPrompt
 from kaiten.v1.common_pb2 import FinishReason
+from service_kit.errors import InvalidRequest, Overloaded, Unavailable
 from service_kit.metrics import NO_METER
 
 
@@ -20,6 +23,38 @@ def test_so_many_tenants_are_told_apart_and_the_rest_together() -> None:
     told = {name: count for (_, name), count in meters._accepted.items()}
     assert told == {"t0": 2, **dict.fromkeys(names[1:TENANTS_TOLD_MAX], 1), OTHERS: 3}
     assert not TENANT_NAME.fullmatch(OTHERS)
+
+
+def test_what_alerts_ask_for_begins_at_0_for_each_tenant() -> None:
+    """A series whose first value is 1 is no increase."""
+    meters = Meters(NO_METER, model="m", with_tenants=True)
+    ask = GenerationRequest(prompt=TextPrompt(text="x"), body_hash=b"")
+    with meters.opening(ask, Tenant(name="t")):
+        pass
+    assert {code: meters._refused.get((code, "t")) for code in WATCHED_CODES} == dict.fromkeys(
+        WATCHED_CODES, 0
+    )
+
+
+@pytest.mark.parametrize("awaits_workers", [False, True])
+def test_a_line_of_a_batch_that_is_asked_again_was_not_refused(*, awaits_workers: bool) -> None:
+    """Nobody was, and an alert would be false; what is wrong with a line is told all the same."""
+    meters = Meters(NO_METER, model="m")
+    ask = GenerationRequest(
+        prompt=TextPrompt(text="x"), body_hash=b"", awaits_workers=awaits_workers
+    )
+    errors = Overloaded("full", 1.0), Unavailable("away"), InvalidRequest("n", "must be 1")
+    for error in errors:
+        with pytest.raises(type(error)), meters.opening(ask, Tenant(name="t")):
+            raise error
+    count = 0 if awaits_workers else 1
+    told = {code: count for (code, _), count in meters._refused.items()}
+    assert told == {
+        "INTERNAL": 0,
+        "RESOURCE_EXHAUSTED": count,
+        "UNAVAILABLE": count,
+        "INVALID_ARGUMENT": 1,
+    }
 
 
 def test_an_end_that_only_a_later_version_knows_is_counted_as_an_error() -> None:
