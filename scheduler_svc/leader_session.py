@@ -281,10 +281,10 @@ class LeaderSession:
         """The one way out of the core: to the journal, the ledger, the meters and the spans."""
         self._concerned |= dict.fromkeys(outcome.workers)
         if outcome.events:
-            self._meters.ended(outcome.events, self._requests.traceparent)
+            events, of = self._requests.whole(outcome.events), self._requests.traceparent
+            self._meters.ended(events, of)
             if self._tracing is not None:
-                of, tracks = self._requests.traceparent, self.timelines.tracks
-                self._tracing.ended(outcome.events, of, now_ns, tracks)
+                self._tracing.ended(events, of, now_ns, self.timelines.tracks)
         commit = self._journal.write(command, outcome, now_ns, message, self.core.waiting)
         self._commits.put(commit)
 

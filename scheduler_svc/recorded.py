@@ -15,21 +15,19 @@ from kaiten.v1.ledger_pb2 import (
     CoreInput,
     JournalRecord,
     PlanInput,
-    SequenceFinished,
     SubmitInput,
 )
 from scheduler_svc import wire
 from scheduler_svc.command_wire import command_from_proto
 from scheduler_svc.core.commands import MakePlan
 from scheduler_svc.core.outcome import (
-    Finished,
     Join,
     Outcome,
     PassedOver,
     Plan,
     Why,
 )
-from scheduler_svc.core.types import Reason, Request, SequenceId
+from scheduler_svc.core.types import Request, SequenceId
 from scheduler_svc.snapshot_wire import snapshot_from_proto
 from scheduler_svc.timeline import Timelines
 from scheduler_svc.timeline_track import QUEUE_STAGES, Step
@@ -99,7 +97,7 @@ class Recorded:
         for index, item in enumerate(inputs):
             missed = self._take(item, record.sequence_ids if index == last else ()) or missed
         for ending in record.finished:
-            self._timelines.finished(_finished(ending), inputs[last].now_ns)
+            self._timelines.finished(wire.finished_from_proto(ending), inputs[last].now_ns)
             if ending.HasField("done"):
                 missed = self._end(ending.sequence_id) or missed
         return missed
@@ -152,20 +150,6 @@ class Recorded:
 
 def _missing(sequence_id: SequenceId) -> str:
     return f"the request of sequence {sequence_id} stands nowhere before it"
-
-
-def _finished(ending: SequenceFinished) -> Finished:
-    reason = wire.REASON_FROM_PROTO.get(ending.reason, Reason.ERROR)
-    if ending.is_retryable:
-        reason = Reason.UNSERVED
-    elif ending.is_unsatisfiable:
-        reason = Reason.UNSATISFIABLE
-    return Finished(
-        sequence_id=ending.sequence_id,
-        reason=reason,
-        num_output_tokens=ending.output_tokens,
-        error=ending.error,
-    )
 
 
 def planned(message: PlanInput) -> Outcome:

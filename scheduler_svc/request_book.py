@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Iterable, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from kaiten.v1.common_pb2 import TokenLogprobs
@@ -10,8 +10,9 @@ from kaiten.v1.ledger_pb2 import FoldedTokens, SequenceFinished, SubmitRecord
 from kaiten.v1.worker_service_pb2 import RowSampling
 from ledger import InboxEntry, Recovered
 from scheduler_svc.archiving import Archive
+from scheduler_svc.core.outcome import Event, RequestOver
 from scheduler_svc.core.types import SequenceId
-from scheduler_svc.wire import sampling_of_choice
+from scheduler_svc.wire import finished_from_proto, sampling_of_choice
 
 # Requests that are over, as many as timelines are kept of.
 OVER_MAX: Final = 4096
@@ -85,6 +86,21 @@ class RequestBook:
             self._traceparents_over[over.entry.sequence_id] = over.record.traceparent
             if len(self._traceparents_over) > OVER_MAX:
                 self._traceparents_over.popitem(last=False)
+
+    def whole(self, events: Iterable[Event]) -> list[Event]:
+        """The same; of requests that are over with what their choices had that ended under an
+        earlier leader.
+        """
+        return [self._whole(event) if isinstance(event, RequestOver) else event for event in events]
+
+    def _whole(self, over: RequestOver) -> RequestOver:
+        if not (before := self._by_sequence_id[over.sequence_id].ended_before):
+            return over
+        outputs, endings = [*over.outputs], [*over.endings]
+        for sequence_id, (output, finished) in before.items():
+            outputs[sequence_id - over.sequence_id] = tuple(output.token_ids)
+            endings.append(finished_from_proto(finished))
+        return replace(over, outputs=tuple(outputs), endings=tuple(endings))
 
     @property
     def has_logprobs(self) -> bool:

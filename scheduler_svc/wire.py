@@ -388,6 +388,21 @@ def finished_to_proto(finished: Finished) -> SequenceFinished:
     )
 
 
+def finished_from_proto(ending: SequenceFinished) -> Finished:
+    """As it was before `finished_to_proto`; a reason of a later version is an error."""
+    reason = REASON_FROM_PROTO.get(ending.reason, Reason.ERROR)
+    if ending.is_retryable:
+        reason = Reason.UNSERVED
+    elif ending.is_unsatisfiable:
+        reason = Reason.UNSATISFIABLE
+    return Finished(
+        sequence_id=ending.sequence_id,
+        reason=reason,
+        num_output_tokens=ending.output_tokens,
+        error=ending.error,
+    )
+
+
 def done_to_proto(over: RequestOver, output_tokens: int) -> Done:
     """The end of a request. `output_tokens` also counts choices that ended under another leader."""
     return Done(

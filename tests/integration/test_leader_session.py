@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from kaiten.v1.common_pb2 import FEATURE_LOGPROBS
-from kaiten.v1.ledger_pb2 import CellRecord
+from kaiten.v1.common_pb2 import FEATURE_LOGPROBS, FINISH_REASON_ERROR
+from kaiten.v1.ledger_pb2 import CellRecord, SequenceFinished
 from kaiten.v1.worker_service_pb2 import Plan, StepResult, StepTimings
 from ledger import Candidate, Commit, Ledger
 from ledger.commits import PAGE_ENTRIES
@@ -125,6 +125,22 @@ async def test_what_a_leader_has_learned_of_a_request_the_next_one_knows(ledger:
         assert session.core.handover() == learned
         # Its spans go on in the trace in which they began.
         assert session._requests.traceparent(accepted.sequence_id) == trace
+
+
+async def test_of_a_request_all_choices_count_also_those_that_ended_under_an_earlier_leader(
+    ledger: Ledger,
+) -> None:
+    accepted = await ledger.submit(submit_record("r", n=2), b"")
+    first = accepted.sequence_id
+    earlier = await PlayLeader.elected(ledger)
+    failed = SequenceFinished(
+        sequence_id=first, reason=FINISH_REASON_ERROR, output_tokens=4, error="on purpose"
+    )
+    await earlier.step({first: [5, 6, 7, 8], first + 1: [9, 9]}, [failed])
+    async with leading(ledger) as (session, _):
+        session.tell(Cancel(sequence_id=first))
+        assert session._meters.output_tokens == (4 + 2) / 2
+        assert {k: n for k, n in session._meters._ended.items() if n} == {"error": 1}
 
 
 async def test_a_new_leader_says_whose_workers_it_has_yet_to_reach(ledger: Ledger) -> None:

@@ -18,6 +18,7 @@ from kaiten.v1.common_pb2 import (
 )
 from kaiten.v1.worker_service_pb2 import RowLogprobs, RowSampling
 from scheduler_svc import wire
+from scheduler_svc.core.outcome import Finished
 from scheduler_svc.core.types import Feature, Reason, ResultRejected, StepResult
 from tests.support.wire_draws import steps
 
@@ -60,6 +61,12 @@ def run_of(positions: range) -> PromptLogprobs:
 @given(step=steps())
 def test_a_step_is_read_as_it_was_written(step: StepResult) -> None:
     assert wire.step_from_proto(step.worker_id, step_to_proto(step)) == step
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_an_end_is_read_as_it_was_written(reason: Reason) -> None:
+    ended = Finished(sequence_id=7, reason=reason, num_output_tokens=3, error="why")
+    assert wire.finished_from_proto(wire.finished_to_proto(ended)) == ended
 
 
 def test_a_row_is_explained_once() -> None:
