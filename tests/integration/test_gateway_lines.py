@@ -136,3 +136,30 @@ async def test_a_batch_whose_state_has_left_is_let_go(
             await asyncio.sleep(0.01)
     assert (await http.get(path)).status_code == 404
     stack.scheduler.is_open.set()
+
+
+async def test_of_two_contents_under_one_key_at_once_one_is_a_batch(
+    stack: Stack, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And whoever asked for the other is told so, not of a batch that will never have their lines.
+
+    Neither found one before.
+    """
+    batches = stack.gateway.service.link.ledger.batches
+    new = batches.new
+    form: Any = {"files": {"file": ("f", b"{}")}, "data": {"purpose": "batch"}}
+    file = (await http.post("/v1/files", **form)).json()["id"]
+
+    async def ask(of: str) -> httpx.Response:
+        asked = {"input_file_id": file, "endpoint": URL, "completion_window": "24h"}
+        body, named = {**asked, "metadata": {"of": of}}, {"idempotency-key": "one"}
+        return await http.post("/v1/batches", json=body, headers=named)
+
+    async def second(*args: Any, **rest: Any) -> None:
+        monkeypatch.setattr(batches, "new", new)
+        assert (await ask("another")).status_code == 200
+        await new(*args, **rest)
+
+    monkeypatch.setattr(batches, "new", second)
+    late = await ask("me")
+    assert (late.status_code, late.json()["error"]["code"]) == (409, "already_exists")

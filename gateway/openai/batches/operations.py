@@ -3,6 +3,7 @@
 import hashlib
 import re
 import secrets
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Annotated, Any, Final, Literal, get_args
@@ -115,10 +116,7 @@ async def create_batch(api: Api, exchange: HttpExchange, body: BatchBody) -> Non
         "output_ttl_s": str(body.output_expires_after.seconds if body.output_expires_after else 0),
     }
     with suppress(NotFound):
-        before = await ledger.batches.find(name)
-        if fields != {field: before.fields.get(field, "0") for field in fields}:
-            raise AlreadyExists(f"batch {name.id!r}")
-        await exchange.send_json(200, told(before))
+        await exchange.send_json(200, told(await _of_fields(api, name, fields)))
         return
     if not FILE_ID.fullmatch(body.input_file_id):
         raise InvalidRequest("input_file_id", f"must match {FILE_ID.pattern}")
@@ -131,7 +129,16 @@ async def create_batch(api: Api, exchange: HttpExchange, body: BatchBody) -> Non
         raise InvalidRequest("input_file_id", "must be of a file whose purpose is 'batch'")
     await ledger.batches.new(name, fields, window_s=WINDOW_S)
     api.on_batch()
-    await exchange.send_json(200, told(await ledger.batches.find(name)))
+    # Somebody else may have made another of the same key meanwhile.
+    await exchange.send_json(200, told(await _of_fields(api, name, fields)))
+
+
+async def _of_fields(api: Api, name: BatchName, fields: Mapping[str, str]) -> StoredBatch:
+    """NotFound. AlreadyExists: it was made of others."""
+    found = await api.link.ledger.batches.find(name)
+    if fields != {field: found.fields.get(field, "0") for field in fields}:
+        raise AlreadyExists(f"batch {name.id!r}")
+    return found
 
 
 def _new_id(key: str) -> str:
