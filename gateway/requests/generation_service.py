@@ -126,7 +126,10 @@ class GenerationService:
             raise
         finally:
             generation.close()
-            self._deliveries.closed(generation.id, generation.delivery, is_done=generation.is_done)
+            # What is no answer is told as an error.
+            is_told = isinstance(error, KaitenError) and generation.done_message is not None
+            is_done = generation.is_done or is_told
+            self._deliveries.closed(generation.id, generation.delivery, is_done=is_done)
             self.door.left(generation)
             goes_on = generation.keep_running or self._is_closed
             if not generation.is_done:

@@ -178,6 +178,9 @@ def test_who_is_cancelled_before_a_token_is_counted_so_over_both_doors(cell: Cel
                 for id in "abc":
                     assert (await stub.Cancel(pb.CancelRequest(request_id=id))).was_live
                 await ended
+            for id in "abc":
+                told = await http.get(f"{cell.door.openai}/requests/{id}/explain")
+                assert told.json()["choices"][0]["latency_ms"], "what its client waited is known"
 
     asyncio.run(story())
     settled(cell)
