@@ -328,7 +328,7 @@ class LeaderSession:
         self._commits.put(self._journal.overdue(now_ns))
         self._commits.put(self._snapshots.due(self._journal, self._configured, now_ns))
         self._fold()
-        if not self.core.live_count:
+        if not load.has_work(self.core):
             self._idle_since_ns = self._clock.monotonic_ns()
         self._idle_check.turn(self._clock.monotonic_ns())
 
@@ -493,7 +493,7 @@ class LeaderSession:
     @property
     def stalled_ms(self) -> int:
         """How long work has been runnable, on a worker that answers, without a commit."""
-        if not self.core.live_count or not self.core.workers:
+        if not load.has_work(self.core):
             return 0
         since_ns = max(self._idle_since_ns, self._commits.committed_ns)
         return max(0, (self._clock.monotonic_ns() - since_ns) // 1_000_000)

@@ -93,6 +93,17 @@ def queue_time_s(core: Scheduler, *, output_tokens: float, now_ns: int) -> float
     return (len(ahead) + (0 if any(worker.is_open for worker in workers) else 1)) / per_s
 
 
+def has_work(core: Scheduler) -> bool:
+    """Somebody is on a worker, or waits and fits one that is here. It may be asked from another
+    thread than the one that changes the core.
+    """
+    workers = list(core.workers.values())
+    if not workers or any(worker.running or worker.retiring for worker in workers):
+        return bool(workers)
+    waiting = (sequence for t in list(core.waiting.tenants.values()) for _, sequence in [*t.queue])
+    return any(worker.can_hold(sequence) for sequence in waiting for worker in workers)
+
+
 def kv_share(workers: Collection[Worker]) -> float:
     """Of all blocks of all workers, those that live sequences hold: 0 to 1."""
     blocks = sum(worker.kv.block_count for worker in workers)

@@ -125,3 +125,32 @@ async def test_a_long_prompt_is_no_stall(ledger: Ledger, monkeypatch: pytest.Mon
             assert session.stalled_ms < HOUR_MS
         clock.ahead_ns += HOUR_MS * 1_000_000
         assert session.stalled_ms >= HOUR_MS
+
+
+async def test_who_fits_no_worker_that_is_here_is_no_stall_for_those_who_do(ledger: Ledger) -> None:
+    clock, wait_s = JumpingClock(), 10 * HOUR_MS / 1000
+    small = worker("small")
+    small.block_count = 2
+    async with leading(ledger, clock, worker_timeout_ms=10**9, misfit_wait_s=wait_s) as (
+        session,
+        _,
+    ):
+        session.roster.register(NOWHERE, worker("large"))
+        session.roster.register("unix:/nowhere", small)
+        for boot_id in ("large", "small"):
+            session.roster.link_opened(session.roster.links[boot_id])
+        arrived_ns = session.now_ns()
+        large, fitting = (
+            Request(id=id, sequence_id=at, prompt=(1,) * at, max_tokens=9, arrived_ns=arrived_ns)
+            for id, at in (("large", 40), ("fitting", 20))
+        )
+        session.tell(Submit(request=large))
+        session.roster.forget("large", "gone")
+        clock.ahead_ns += HOUR_MS * 1_000_000
+        assert session.core.live_count == 1
+        assert session.stalled_ms == 0
+        session._turn()
+        session.tell(Submit(request=fitting))
+        assert session.stalled_ms < HOUR_MS
+        clock.ahead_ns += HOUR_MS * 1_000_000
+        assert session.stalled_ms >= HOUR_MS
