@@ -47,11 +47,13 @@ def ends_of(done: Sequence[Done]) -> dict[str, Usage | Timing]:
     timings = [each.timings for each in done]
     # They run side by side: the longest is what the client waited for.
     decode_us = max(each.decode_us for each in timings)
+    # Behind the first of each prompt, which had come when its decoding began.
+    decoded = sum(max(0, each.usage.output_tokens - 1) for each in done)
     timing = Timing(
         queue_ms=max(each.queue_us for each in timings) / 1000,
         prefill_ms=max(each.prefill_us for each in timings) / 1000,
         decode_ms=decode_us / 1000,
-        tokens_per_s=round(output / decode_us * 1e6, 3) if decode_us else None,
+        tokens_per_s=round(decoded / decode_us * 1e6, 3) if decoded and decode_us else None,
         preemptions=sum(each.preemptions for each in timings),
     )
     return {"usage": Usage(prompt, output, prompt + output, cached, details), "kaiten": timing}
