@@ -173,21 +173,12 @@ def test_what_cannot_start_says_why(tmp_path: Path) -> None:
         LLM(dtyp="fp32")
 
 
-def test_it_ends_with_its_program() -> None:
-    """Which neither closes it nor waits for it."""
-    pids, address, text = _told_by("""
-(answer,) = llm.generate("Tea", temperature=0)
-print(json.dumps([pids, llm._stack.stack.private_address, answer.text]))
-""")
-    assert len(pids) >= 5
-    assert text.strip()
-    assert not any(psutil.pid_exists(pid) for pid in pids)
-    assert not Path(address.removeprefix("unix:")).parents[1].exists()
-
-
-def test_forks_of_its_program_end_nothing_and_are_told() -> None:
-    """One that ends, as any program does, and one that forgets it."""
-    codes, said, text = _told_by("""
+@pytest.fixture(scope="module")
+def left() -> dict[str, Any]:
+    """What a program tells of its stack, its forks and its answer, and leaves all of it. Of its
+    forks one ends, as any program does, one forgets it, and one uses it.
+    """
+    told: dict[str, Any] = _told_by("""
 def of_fork(act):
     if (pid := os.fork()) == 0:
         signal.alarm(30)
@@ -209,11 +200,23 @@ def forget():
 read, told = os.pipe()
 codes = [of_fork(sys.exit), of_fork(forget), of_fork(use)]
 (answer,) = llm.generate("Tea", temperature=0)
-print(json.dumps([codes, os.read(read, 999).decode(), answer.text]))
+address, said = llm._stack.stack.private_address, os.read(read, 999).decode()
+print(json.dumps(dict(pids=pids, address=address, codes=codes, said=said, text=answer.text)))
 """)
-    assert codes == [0, 0, 0]
-    assert "is of the process that this was forked from" in said
-    assert text.strip()
+    return told
+
+
+def test_it_ends_with_its_program(left: dict[str, Any]) -> None:
+    """Which neither closes it nor waits for it."""
+    assert len(left["pids"]) >= 5
+    assert not any(psutil.pid_exists(pid) for pid in left["pids"])
+    assert not Path(left["address"].removeprefix("unix:")).parents[1].exists()
+
+
+def test_forks_of_its_program_end_nothing_and_are_told(left: dict[str, Any]) -> None:
+    assert left["codes"] == [0, 0, 0]
+    assert "is of the process that this was forked from" in left["said"]
+    assert left["text"].strip()
 
 
 def test_it_ends_where_it_is_found_to_be_garbage() -> None:
