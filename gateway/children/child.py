@@ -5,6 +5,7 @@ several.
 """
 
 import json
+import os
 import resource
 import struct
 import sys
@@ -59,17 +60,26 @@ def serve(begin: Callable[[Mapping[str, Any]], Answer], memory_bytes_max: int) -
     """Set up once, then one answer per question until stdin ends with the parent."""
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes_max, memory_bytes_max))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    questions, answers = sys.stdin.buffer, sys.stdout.buffer
     # SIGINT from a terminal reaches the whole group; the child ends when its stdin does.
     with suppress(KeyboardInterrupt):
-        if (setup := _read(questions)) is None:
-            return
-        answer = begin(setup)
-        answers.write(frame({}))
+        try:
+            _answer_all(begin, sys.stdin.buffer, sys.stdout.buffer)
+        except BrokenPipeError:
+            # The parent was killed while it waited. At its end Python would write once more.
+            os._exit(0)
+
+
+def _answer_all(
+    begin: Callable[[Mapping[str, Any]], Answer], questions: BinaryIO, answers: BinaryIO
+) -> None:
+    if (setup := _read(questions)) is None:
+        return
+    answer = begin(setup)
+    answers.write(frame({}))
+    answers.flush()
+    while (question := _read(questions)) is not None:
+        answers.write(answered(answer, question))
         answers.flush()
-        while (question := _read(questions)) is not None:
-            answers.write(answered(answer, question))
-            answers.flush()
 
 
 def _read(stream: BinaryIO) -> dict[str, Any] | None:

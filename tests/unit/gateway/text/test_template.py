@@ -2,6 +2,9 @@
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -226,6 +229,22 @@ def test_a_fault_of_the_engine_itself_is_an_answer(monkeypatch: pytest.MonkeyPat
     framed = child.answered(template_child.Renderer(setup), question)
     answer = json.loads(framed[child.LENGTH.size :])
     assert answer == {"error": "says: PanicException: index out of bounds"}
+
+
+def test_a_child_whose_parent_died_while_it_was_set_up_ends_without_a_word() -> None:
+    """As by a kill -9 at a gateway's start: there is nobody to answer any more."""
+    setup = {"source": "", "names": {}, "control_texts": [], "text_bytes_max": 9}
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as gone:
+        ended = subprocess.run(
+            [sys.executable, "-m", template_child.__name__],
+            input=child.frame(setup),
+            stdout=gone,
+            stderr=subprocess.PIPE,
+            timeout=60,
+        )
+    assert (ended.returncode, ended.stderr) == (0, b"")
 
 
 async def test_while_a_child_is_replaced_another_one_answers(process: TemplateProcess) -> None:
