@@ -217,9 +217,10 @@ def test_no_service_unpickles_or_evaluates() -> None:
     for folder in ALLOWED:
         for path in python_files(folder):
             assert not roots(path) & NEVER, path
+            text = path.read_text()
             calls = {
                 node.func.id
-                for node in ast.walk(ast.parse(path.read_text()))
+                for node in (ast.walk(ast.parse(text)) if re.search("eval|exec", text) else ())
                 if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
             }
             assert not calls & {"eval", "exec"}, path
