@@ -122,6 +122,11 @@ class WorkerSettings(PartSettings):
         description=f"of a GPU's kernels, comma-separated: {', '.join(variants.VARIANTS)}; each"
         " also as no-…; default: as the table in docs/operating.md says",
     )
+    deterministic: bool = Field(
+        default=False,
+        description="on a GPU: a text has the same tokens whatever is computed beside it, and if it"
+        " is computed again, at a price in speed; a CPU's compiled kernels always do that",
+    )
     watch_steps: bool = Field(
         default=False,
         description="for debugging, on a GPU: end the worker, with the reason, at a step that after"

@@ -131,21 +131,23 @@ def compiling_ahead(device: torch.device, threads: int) -> Iterator[None]:
 
     Tensors need no memory: of them only kinds, and how they are aligned, are compiled in.
     """
-    global arch_elsewhere
+    global arch_elsewhere, processors_elsewhere
     from triton.runtime._async_compile import AsyncCompileMode
 
-    run, before = triton.JITFunction.run, arch_elsewhere
+    run, before = triton.JITFunction.run, (arch_elsewhere, processors_elsewhere)
 
     def asked(kernel: Any, *args: Any, **named: Any) -> Any:
         return run(kernel, *args, **{**named, "warmup": True})
 
     major, minor = _capability(device)
-    triton.JITFunction.run, arch_elsewhere = asked, 10 * major + minor
+    triton.JITFunction.run = asked
+    arch_elsewhere, processors_elsewhere = 10 * major + minor, _processors(device)
     try:
         with ThreadPoolExecutor(threads) as pool, AsyncCompileMode(pool, ignore_errors=True):
             yield
     finally:
-        triton.JITFunction.run, arch_elsewhere = run, before
+        triton.JITFunction.run = run
+        arch_elsewhere, processors_elsewhere = before
 
 
 def power_of_two(count: int) -> int:
@@ -176,6 +178,8 @@ def neighbourly(device: torch.device) -> dict[str, bool]:
 
 # Of a device that is no GPU: the processor that is compiled for, or played.
 arch_elsewhere = 90
+# How many of them; none: three programs share every launch, so that each has several turns.
+processors_elsewhere: int | None = None
 
 
 def is_sm_90(device: torch.device) -> bool:
@@ -187,9 +191,9 @@ def is_sm_90(device: torch.device) -> bool:
 
 def programs(device: torch.device, per_processor: int) -> int:
     """How many programs of a persistent kernel share the work of a launch."""
-    if device.type != "cuda":
-        return 3
-    return per_processor * _processors(device)
+    if device.type == "cuda":
+        return per_processor * _processors(device)
+    return 3 if processors_elsewhere is None else per_processor * processors_elsewhere
 
 
 # Asked in every launch, and the answer is always the same.

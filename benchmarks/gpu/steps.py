@@ -28,7 +28,7 @@ from benchmarks.gpu.models import (
 from benchmarks.serving.one_process import LEADER, greedy
 from gpu_worker.batch.plans import BlockTable, Join, Plan, StepResult
 from gpu_worker.batch.rows import Rows
-from gpu_worker.model.weights import Weights
+from gpu_worker.model.weights import Weights, made_deterministic
 from gpu_worker.runner.step_graphs import ROWS_MIN, decode_buckets
 from gpu_worker.runner.stepping import OneAhead
 from kernels import dispatch
@@ -52,6 +52,31 @@ def decode_steps(bench: Bench) -> None:
                     "decode steps", what=shape.name, rows=rows, context=context,
                     step_ms=step_s * 1e3, device_ms=device_s * 1e3, floor_ms=floor_s * 1e3,
                     of_floor=floor_s / step_s,
+                )  # fmt: skip
+
+
+def deterministic(bench: Bench) -> None:
+    """What it costs that a row's bits do not depend on others; in turns."""
+    context = bench.sized(1024, 24)
+    with quick_on_cpu(bench):
+        for shape in shapes(bench):
+            weights = random_weights(shape, bench)
+            ways = {"usual": weights}
+            # What a CPU computes does not differ.
+            ways["deterministic"] = made_deterministic(weights) if bench.is_gpu else weights
+            for rows in (2,) if bench.is_tiny else (1, 64, 256):
+                bench.free()
+                pages: Tensor | None = None
+                batches: dict[str, Batch] = {}
+                for way, its_weights in ways.items():
+                    batches[way] = Batch(shape, its_weights, rows, context, bench, pages)
+                    pages = batches[way].pages
+                found = bench.in_turns({way: each.step_s for way, each in batches.items()})
+                step_s = {way: statistics.median(each) for way, each in found.items()}
+                bench.row(
+                    "deterministic", what=shape.name, rows=rows, context=context,
+                    step_ms=step_s["deterministic"] * 1e3, usual_ms=step_s["usual"] * 1e3,
+                    times=step_s["deterministic"] / step_s["usual"],
                 )  # fmt: skip
 
 

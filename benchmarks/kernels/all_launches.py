@@ -18,6 +18,7 @@ MODULES: Final = (
     "attention.triton_launch",
     "kv.rope_write_kv",
     "kv.write_kv",
+    "linear.batch_invariant",
     "norms_rope.rms_norm",
     "norms_rope.rope",
     "norms_rope.gate_mul",
@@ -130,6 +131,7 @@ def launch_all(shape: Shape, modules: Mapping[str, ModuleType]) -> None:
         attend(q, *pages, *step, head_dim**-0.5, scales=scales, own=(k, v), **masked)
         for rows in (4, 64):
             _launch_decode(shape, modules, qkv[:rows], pages, tables, scales, masked)
+    _launch_linears(shape, modules, hidden)
     logits = torch.empty(tokens, shape.vocab, dtype=dtype)
     token_ids = torch.empty(tokens, dtype=torch.int64)
     edited = modules["edited_rows"].EditedRows.of(tokens, shape.vocab, logits.device)
@@ -139,6 +141,16 @@ def launch_all(shape: Shape, modules: Mapping[str, ModuleType]) -> None:
     sampling.sample(logits, sampling.SamplingTensors(**ids, **floats), None, edited)
     modules["logprobs"].token_logprobs(logits, token_ids, 20)
     _launch_rows(shape, modules, token_ids, logits, edited)
+
+
+def _launch_linears(shape: Shape, modules: Mapping[str, ModuleType], hidden: Tensor) -> None:
+    """Of a deterministic worker: of all rows, and of so few outputs that parts are kept."""
+    linear = modules["batch_invariant"].batch_invariant_linear
+    wide = torch.empty(len(hidden), shape.inner, dtype=shape.dtype)
+    for x, outputs in ((hidden, 2 * shape.inner), (wide[:4], 128)):
+        weight = torch.empty(outputs, x.size(1), dtype=shape.dtype)
+        for bias in (None, weight[:, 0].contiguous()):
+            linear(x, weight, bias)
 
 
 def _launch_decode(
@@ -153,6 +165,10 @@ def _launch_decode(
     plan = modules["plan"].plan_attention(
         starts, contexts, tokens=rows, group=heads // kv_heads, dtype=shape.dtype,
         context_max=131072, queries_max=1,
+    )  # fmt: skip
+    modules["plan"].plan_attention(
+        starts, contexts, tokens=rows, group=heads // kv_heads, dtype=shape.dtype,
+        context_max=131072, queries_max=1, are_long=True,
     )  # fmt: skip
     cos_sin = torch.empty(131072, 2, shape.head_dim // 2)
     places = *pages, positions, tables[:rows], starts, contexts, shape.head_dim**-0.5

@@ -123,6 +123,16 @@ def _variant(arguments: Mapping[str, Any], options: Mapping[str, int]) -> str:
         return f" long{masked}"
     if masked:
         return masked
+    if "HAS_BIAS" in arguments:
+        is_apart = arguments.get("IS_APART", False)
+        return f"{' parts' * is_apart}{' bias' * arguments['HAS_BIAS']}"
+    return _kind(arguments)
+
+
+def _kind(arguments: Mapping[str, Any]) -> str:
+    """Of kernels that neither attend nor multiply."""
+    if arguments.get("SHORT_TOKENS") == 0:
+        return " all long"
     if kind := arguments.get("KIND"):
         return f" {kind}"
     if arguments.get("IS_GELU"):

@@ -155,6 +155,7 @@ class Decoder:
             group=config.heads // config.kv_heads,
             head_dim=config.head_dim,
             dtype=norm.dtype,
+            are_long=self.weights.is_deterministic,
         )
         self._parts = Parts.of(size, norm.device)
 
@@ -267,6 +268,7 @@ class Decoder:
             queries_max=queries.row_max,
             context_max=step.context_max or step.block_tables.size(2) * pages.size(2),
             tasks_wanted=self._tasks_wanted if is_in_one else None,
+            are_long=self.weights.is_deterministic,
         )
         return with_parts(
             plan,
@@ -314,7 +316,9 @@ class Decoder:
         """Whether a launch takes a layer's rows from their projection through attention."""
         if dispatch.path_for(self.weights.norm) != "triton" or step.logits_indices is not None:
             return False
-        return step.queries.row_max == 1 and variants.is_on("decode-in-one")
+        # A token is to have the same bits whether it decodes or is computed again in a chunk.
+        is_wanted = variants.is_on("decode-in-one") and not self.weights.is_deterministic
+        return step.queries.row_max == 1 and is_wanted
 
     def _decode(
         self, index: int, hidden: Tensor, step: StepTensors, plan: AttentionPlan | None

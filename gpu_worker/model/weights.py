@@ -56,6 +56,9 @@ class Weights:
     norm: Tensor
     head: PackedLinear
     embedding_scale: float = 1.0
+    # Whether a GPU computes a token to the same bits whatever is computed with it. What a CPU's
+    # kernels promise, they always do.
+    is_deterministic: bool = False
 
     def embed(self, token_ids: Tensor) -> Tensor:
         if isinstance(self.embedding, PackedLinear):
@@ -186,6 +189,7 @@ def load_weights(
     dtype: torch.dtype,
     device: torch.device,
     weight_dtype: WeightDtype = "auto",
+    is_deterministic: bool = False,
     on_layer: Callable[[int], None] = lambda layer: None,
 ) -> Weights:
     """Read, convert, fuse and pack. `on_layer(n)` after each of `config.layers` layers.
@@ -193,16 +197,15 @@ def load_weights(
     `weight_dtype` is of the linears. With int4 the head, and an embedding tied to it, keep int8.
     """
     check_tensors(checkpoint, config)
+    path = _path(is_deterministic)
 
     def read(name: str) -> Tensor:
         return checkpoint.tensor(name).to(device=device, dtype=dtype, copy=True)
 
     def read_norm(name: str) -> Tensor:
-        offset = config.norm_offset
         weight = checkpoint.tensor(f"{name}.weight")
-        return (weight.float() + offset if offset else weight).to(
-            device=device, dtype=dtype, copy=True
-        )
+        wide = weight.float() + config.norm_offset if config.norm_offset else weight
+        return wide.to(device=device, dtype=dtype, copy=True)
 
     def view(name: str, scale: float = 1.0) -> Tensor:
         """For weights that are packed at once: without a copy of what the file has."""
@@ -213,7 +216,7 @@ def load_weights(
         weight = _stacked([view(f"{prefix}{name}.weight", of.scale) for name in of.rows])
         biases = [view(f"{prefix}{name}.bias", of.scale) for name in of.rows if of.has_bias]
         bias = _stacked(biases).clone() if biases else None
-        return PackedLinear(weight, bias, weight_dtype=weight_dtype)
+        return PackedLinear(weight, bias, path=path, weight_dtype=weight_dtype)
 
     layers = []
     for layer in range(config.layers):
@@ -227,7 +230,7 @@ def load_weights(
         on_layer(layer + 1)
     is_tied = config.has_tied_embeddings
     head_dtype: WeightDtype = "int8" if is_int4(weight_dtype) else weight_dtype
-    head = PackedLinear(view(_EMBEDDING if is_tied else _HEAD), weight_dtype=head_dtype)
+    head = PackedLinear(view(_EMBEDDING if is_tied else _HEAD), path=path, weight_dtype=head_dtype)
     embedding = head if is_tied and head.has_rows else read(_EMBEDDING)
     return Weights(
         embedding=embedding,
@@ -236,18 +239,29 @@ def load_weights(
         head=head,
         # As a number of the dtype, which is how the checkpoints' own code multiplies.
         embedding_scale=torch.tensor(config.embedding_scale, dtype=dtype).item(),
+        is_deterministic=is_deterministic,
     )
 
 
 def without_memory(weights: Weights) -> Weights:
     """Of the same shapes and kinds, on torch's device that has no memory; of plain ones."""
+    return _mapped(weights, lambda x: x.to("meta"), is_deterministic=weights.is_deterministic)
 
+
+def made_deterministic(weights: Weights) -> Weights:
+    """The same tensors as a deterministic worker has them; of plain ones."""
+    return _mapped(weights, lambda x: x, is_deterministic=True)
+
+
+def _mapped(
+    weights: Weights, change: Callable[[Tensor], Tensor], *, is_deterministic: bool
+) -> Weights:
     def tensor(x: Tensor | None) -> Any:
-        return None if x is None else x.to("meta")
+        return None if x is None else change(x)
 
     def linear(of: PackedLinear) -> PackedLinear:
         assert of.plain is not None, "packed weights have a device's layout"
-        return PackedLinear(tensor(of.plain), tensor(of.bias))
+        return PackedLinear(change(of.plain), tensor(of.bias), path=_path(is_deterministic))
 
     def layer(of: LayerWeights) -> LayerWeights:
         parts: dict[str, Any] = {field.name: getattr(of, field.name) for field in fields(of)}
@@ -262,7 +276,13 @@ def without_memory(weights: Weights) -> Weights:
         norm=tensor(weights.norm),
         head=head,
         embedding_scale=weights.embedding_scale,
+        is_deterministic=is_deterministic,
     )
+
+
+def _path(is_deterministic: bool) -> str:
+    """Of `PackedLinear`."""
+    return "triton" if is_deterministic else "auto"
 
 
 def _stacked(parts: Sequence[Tensor]) -> Tensor:

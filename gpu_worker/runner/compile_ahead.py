@@ -41,14 +41,14 @@ def ask_for_kernels(
 ) -> None:
     """Launch what the steps of a worker do, and compute nothing. `pages`: any of its layout."""
     pages = pages.to("meta")
-    decoder = Decoder(
-        config,
-        without_memory(weights),
-        pages,
-        context_tokens=limits.context_tokens,
-        kv_scales=kv_scales,
-    )
     with dispatch.forced("triton"):
+        decoder = Decoder(
+            config,
+            without_memory(weights),
+            pages,
+            context_tokens=limits.context_tokens,
+            kv_scales=kv_scales,
+        )
         GraphRunner(decoder, pages, limits, NoStreams(), buckets=ends_of(limits)).record()
 
 

@@ -132,6 +132,15 @@ def check_speculation(num_speculative_tokens: int, device: torch.device) -> None
         )
 
 
+def check_deterministic(device: torch.device, *, is_asked: bool) -> None:
+    """ConfigError where the kernels that were chosen do not promise it."""
+    if is_asked and device.type == "cpu" and not native.available():
+        raise ConfigError(
+            f"--deterministic, but on this CPU there are no compiled kernels ({native.reason()}); "
+            f"of torch's it is {native.promise()}"
+        )
+
+
 def choose_watch(device: torch.device, *, is_asked: bool) -> bool:
     """Whether launches are watched."""
     if is_asked and device.type == "cpu":
@@ -171,14 +180,16 @@ def check_heads(config: ModelConfig, device: torch.device) -> None:
 
 
 def numeric_class(
-    device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype, *, weight_dtype: WeightDtype
+    device: torch.device, computed: str, kv_dtype: torch.dtype, *, is_deterministic: bool
 ) -> str:
-    """What may differ in the last bits between workers, and with them a token."""
+    """What may differ in the last bits between workers, and with them a token. `computed`: as
+    `dtype_text` says it.
+    """
     if device.type == "cpu":
         path = "native" if native.available() else "torch"
     else:
         path = "triton sm{}{}".format(*torch.cuda.get_device_capability(device))
-    computed = dtype_text(dtype, weight_dtype)
+        path += " deterministic" if is_deterministic else ""
     return f"{device.type} {computed} {path}, KV in {DTYPE_NAMES[kv_dtype]}"
 
 

@@ -47,6 +47,7 @@ from gpu_worker.runner.step_watch import CudaCounters, Watched
 from gpu_worker.runner.warm_up import make_ready, mixed_tokens, warm_up
 from gpu_worker.service.device_selection import (
     DTYPE_NAMES,
+    check_deterministic,
     check_heads,
     check_speculation,
     check_weight_dtype,
@@ -142,15 +143,14 @@ def _load(settings: WorkerSettings, timer: PhaseTimer) -> Loaded:
     with timer.phase("kernels"):
         variants.choose(settings.kernel_variants)
         choose_kernels(settings.native, device)
+        check_deterministic(device, is_asked=settings.deterministic)
     dtype = choose_dtype(settings.dtype, config.checkpoint_dtype, device)
     kv_dtype = choose_kv_dtype(settings.kv_dtype, dtype)
     with timer.phase("load"), Checkpoint(folder) as checkpoint:
-        kept, narrate = settings.weight_dtype, _narrator(config.layers)
-        weights = load_weights(
-            checkpoint, config, dtype=dtype, device=device, weight_dtype=kept, on_layer=narrate
-        )
+        weights = read_weights(checkpoint, config, settings, dtype, device)
         scales = read_scales(checkpoint, config) if kv_dtype == fp8.DTYPE else None
-        kind = numeric_class(device, dtype, kv_dtype, weight_dtype=kept)
+        told = dtype_text(dtype, settings.weight_dtype)
+        kind = numeric_class(device, told, kv_dtype, is_deterministic=weights.is_deterministic)
         digest = fingerprint(checkpoint, config, kind, scales)
         weights_known_by = weights_digest(checkpoint, config)
     streams = streams_for(device)
@@ -174,7 +174,7 @@ def _load(settings: WorkerSettings, timer: PhaseTimer) -> Loaded:
         model=model_name(settings),
         fingerprint=digest,
         architecture=config.architecture,
-        dtype=dtype_text(dtype, kept),
+        dtype=told,
         kv_dtype=DTYPE_NAMES[kv_dtype],
         device=device,
         device_name=device_name(device),
@@ -186,6 +186,25 @@ def _load(settings: WorkerSettings, timer: PhaseTimer) -> Loaded:
         tokenizer_digest=tokenizer_digest(folder),
         grammars=grammars,
         warm_up_thread=partial(warm_up_thread, streams, runner, limits),
+    )
+
+
+def read_weights(
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    settings: WorkerSettings,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Weights:
+    """On the device, as the settings want them."""
+    return load_weights(
+        checkpoint,
+        config,
+        dtype=dtype,
+        device=device,
+        weight_dtype=settings.weight_dtype,
+        is_deterministic=settings.deterministic and device.type != "cpu",
+        on_layer=_narrator(config.layers),
     )
 
 

@@ -111,6 +111,15 @@ class WorkerOptions:
     ] = None
     block_size: Annotated[int | None, Parameter(help="tokens per KV block")] = None
     threads: Annotated[int | None, Parameter(help="CPU threads per worker")] = None
+    deterministic: Annotated[
+        bool | None,
+        Parameter(
+            name=("--deterministic", "--enable-deterministic-inference"),
+            negative=(),
+            help="on a GPU: the same text whatever is computed beside it, and if computed again;"
+            " a CPU's compiled kernels do that anyway; default: do not",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

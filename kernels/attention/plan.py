@@ -11,7 +11,8 @@ formula  short row: splits of SPLIT << level positions; level 0 up to PARTS_MAX 
          one and a half
          long row:  split i begins at LONG_SPLIT * (((N + i % N) << i // N) - N), N = LONG_ALIKE:
          |-8192-|-8192-|-8192-|-8192-|--16384--|--16384--|--16384--|--16384--|---32768---| ...
-         a row of 2 tokens or more whose parts would be beyond PARTS_MAX is long
+         a row of 2 tokens or more whose parts would be beyond PARTS_MAX is long; with `are_long`
+         every row: then a token's bits do not depend on how many of its row are computed with it
          of rows that decode a task is up to TASK_SPLITS splits, where there would be more than
          `tasks_wanted` tasks; those of a row are of one size but for the last
          programs take tasks from the last on, and every other round in the other direction: short
@@ -85,6 +86,7 @@ class AttentionPlan:
     # Query tokens that a short row of this step may have.
     short_tokens: int
     # What the host knows without asking the device, so as not to launch for nothing.
+    has_short: bool
     has_long: bool
     # No context is longer.
     context_max: int
@@ -95,7 +97,7 @@ class AttentionPlan:
 
     @property
     def is_decode(self) -> bool:
-        """Whether no row has more than one token."""
+        """Whether no row has more than one token, and all are short."""
         return self.short_tokens <= 1 and not self.has_long
 
 
@@ -114,18 +116,18 @@ def parts_size(
 
 def worst_parts_size(
     *, rows: int, tokens: int, positions: int, kv_heads: int, group: int, head_dim: int,
-    dtype: torch.dtype,
+    dtype: torch.dtype, are_long: bool = False,
 ) -> PartsSize:  # fmt: skip
-    """Of any step of no more rows, query tokens and positions.
+    """Of any step of no more rows, query tokens and positions; with `are_long`, all of long rows.
 
     Not by what the KV pool holds: rows that share a prefix share its blocks, and each keeps parts
     of its own.
     """
     heads, (short_tile, _) = kv_heads * group, tiles_for(group, dtype)
     return PartsSize(
-        short=short_parts(rows, tokens, short_tile // group, positions) * heads,
-        # A token alone is a short row.
-        long=long_parts(tokens, positions) * heads if tokens > 1 else 0,
+        short=short_parts(rows, tokens, 0 if are_long else short_tile // group, positions) * heads,
+        # Else a token alone is a short row.
+        long=long_parts(tokens, positions) * heads if are_long or tokens > 1 else 0,
         head_dim=head_dim,
         counters=rows * kv_heads,
     )
@@ -221,11 +223,12 @@ def _shares(
     SHORT_TOKENS: constexpr, LONG_TOKENS: constexpr, SPLIT: constexpr, LONG_SPLIT: constexpr,
     PARTS_MAX: constexpr, ALIKE: constexpr,
 ) -> scalar:  # fmt: skip
-    """Of a row or of many: level; short splits; long tiles; long splits; parts kept of each."""
+    """Of a row or of many: level; short splits; long tiles; long splits; parts kept of each. With
+    SHORT_TOKENS 0 all are long."""
     is_live = (count > 0) & (context > 0)
     level = short_level_of(context, SPLIT, PARTS_MAX)
     splits = short_splits_of(context, SPLIT << level)
-    is_few = (count == 1) | ((count <= SHORT_TOKENS) & (count * splits <= PARTS_MAX))
+    is_few = (count <= SHORT_TOKENS) & ((count == 1) | (count * splits <= PARTS_MAX))
     # One that is not short has none.
     splits = tl.where(is_live & is_few, splits, 0)
     tiles = tl.where(is_live & (splits == 0), (count + LONG_TOKENS - 1) // LONG_TOKENS, 0)
@@ -391,6 +394,7 @@ def plan_attention(
     context_max: int,
     queries_max: int | None = None,
     tasks_wanted: int | None = None,
+    are_long: bool = False,
 ) -> AttentionPlan:
     """The tasks of a step, for `group` heads per KV head.
 
@@ -399,22 +403,23 @@ def plan_attention(
     notices a bound that is too low: tasks are left out.
 
     With `tasks_wanted`, of rows of one token alone, tasks of more than one split are made where
-    there are more than so many of one: for `decode_kernel`, which keeps the part of each.
+    there are more than so many of one: for `decode_kernel`, which keeps the part of each. With
+    `are_long` every row is long.
     """
     rows = context_lengths.size(0)
     require_ids(context_lengths, "context_lengths", dtype=torch.int32, shape=(rows,))
     require_ids(query_starts, "query_starts", dtype=torch.int32, shape=(rows + 1,))
     if not 1 <= group <= GROUP_MAX:
         refuse("group", f"must be between 1 and {GROUP_MAX}")
-    if tasks_wanted is not None and (queries_max != 1 or tasks_wanted < 1):
-        refuse("tasks_wanted", "must be at least 1, of rows of one token")
+    if tasks_wanted is not None and (queries_max != 1 or tasks_wanted < 1 or are_long):
+        refuse("tasks_wanted", "must be at least 1, of short rows of one token")
     short, long = tiles_for(group, dtype)
-    short_tokens, long_tokens = short // group, long // group
+    short_tokens, long_tokens = 0 if are_long else short // group, long // group
     queries = tokens if queries_max is None else queries_max
     splits = _short_splits_max(context_max)
     is_beyond = queries > 1 and queries * splits > PARTS_MAX
     has_long = queries > short_tokens or is_beyond
-    short_room = max(1, rows * splits)
+    short_room = 1 if are_long else max(1, rows * splits)
     long_room = (tokens // long_tokens + rows) * long_splits(context_max) if has_long else 1
     # Each begins at a multiple of 16 bytes whatever the rows, or a kernel would be compiled anew.
     width = -(-(rows + 1) // 4) * 4
@@ -434,6 +439,7 @@ def plan_attention(
         short_tile=short,
         long_tile=long,
         short_tokens=min(short_tokens, queries),
+        has_short=not are_long,
         has_long=has_long,
         context_max=context_max,
         has_wide_tasks=tasks_wanted is not None,

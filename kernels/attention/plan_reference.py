@@ -19,7 +19,9 @@ def attention_plan_reference(
     query_starts: Tensor, context_lengths: Tensor, short_tokens: int, long_tokens: int,
     tasks_wanted: int | None = None,
 ) -> tuple[list[Task], list[Task], list[int], list[int]]:  # fmt: skip
-    """The definition of correct, for tokens of one tile: tasks and parts, short and long."""
+    """The definition of correct, for tokens of one tile: tasks and parts, short and long. Without
+    short tokens every row is long.
+    """
     shorts: list[tuple[int, Task]] = []
     longs: list[Task] = []
     short_kept, long_kept = [0], [0]
@@ -30,7 +32,8 @@ def attention_plan_reference(
         count = starts[row + 1] - begin
         is_live, level = count > 0 and context > 0, short_level(context)
         splits = short_splits(context)
-        is_short = count == 1 or (count <= short_tokens and count * splits <= plan.PARTS_MAX)
+        is_few = count == 1 or count * splits <= plan.PARTS_MAX
+        is_short = is_few and count <= short_tokens
         # As many splits a task as its row's fewest tasks need.
         each = -(-splits // -(-splits // span))
         for split in range(0, splits if is_live and is_short else 0, each):

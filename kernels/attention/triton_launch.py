@@ -159,8 +159,8 @@ def _beside(
     `record_stream`; nothing may be allocated inside. A graph that records the current stream
     takes fork and join as edges between its kernels.
     """
-    is_wanted = variants.is_on("chunks-beside-decodes") and plan.has_long and parts.are_apart
-    if not is_wanted or not _has_streams(device):
+    is_wanted = variants.is_on("chunks-beside-decodes") and parts.are_apart
+    if not (is_wanted and plan.has_long and plan.has_short and _has_streams(device)):
         yield nullcontext()
         return
     here, side = torch.cuda.current_stream(device), _side_stream(device)
@@ -228,5 +228,6 @@ def paged_attention_triton(
         if plan.has_long:
             with on_its_stream:
                 attend(plan.long, parts.long, plan.long_tile, is_long=True)
-        attend(plan.short, parts.short, plan.short_tile, is_long=False)
+        if plan.has_short:
+            attend(plan.short, parts.short, plan.short_tile, is_long=False)
     return out

@@ -8,10 +8,11 @@ paths    native   cpp/linear/linear.cpp, where AVX2 with FMA, more, or NEON is c
                   in products of tiles or pairs where the processor has them, else widened
          packed   oneDNN's own layout, through torch's private operators
          torch    F.linear
+         triton   batch_invariant.py, on a GPU and where it is asked for by name
          an int8 weight: linear_int8.py; int4: linear_int4.py
-exact    a row is the same bits whatever the other rows are and however many; the libraries, whose
-         sums depend on the number of rows, are called as fixed_rows.py says. native and packed:
-         nor do they depend on the number of threads
+exact    a row is the same bits whatever the other rows are and however many, but on a GPU by torch.
+         On a CPU libraries, whose sums depend on the number of rows, are called as fixed_rows.py
+         says. native and packed: nor do they depend on the number of threads
 cost     reads out * in weights once per call (memory bound to ~8 rows), 2 * rows * out * in flops
 measured 2026-11-20, 768 -> 3072, 2 threads, GF/s packed / F.linear at 1, 16, 64 rows:
          float32 20/8, 221/69, 374/106; bfloat16 33/24, 442/293, 752/608
@@ -31,9 +32,10 @@ from typing import Final, Literal, cast
 import torch
 from torch import Tensor
 
-from kernels import native, probe
+from kernels import dispatch, native, probe
 from kernels.checks import require, require_float, require_ids
 from kernels.linear import linear_int4, linear_int8, weight_memory
+from kernels.linear.batch_invariant import batch_invariant_linear
 from kernels.linear.fixed_rows import ROWS, by_fixed_rows
 
 _CPU_DTYPES = (torch.float32, torch.bfloat16)
@@ -87,7 +89,9 @@ def _paths_for(weight: Tensor) -> list[str]:
         paths.append("native")
     if weight.device.type == "cpu" and packing_available(weight.dtype):
         paths.append("packed")
-    return [*paths, "torch"]
+    paths.append("torch")
+    # Never the best: exact, at a price in speed.
+    return [*paths, "triton"] if dispatch.path_for(weight) == "triton" else paths
 
 
 def is_fast(dtype: torch.dtype) -> bool:
@@ -147,6 +151,14 @@ def _plain(weight: Tensor, bias: Tensor | None) -> _Built:
     )
 
 
+def _batch_invariant(weight: Tensor, bias: Tensor | None) -> _Built:
+    return (
+        lambda x: batch_invariant_linear(x, weight, bias),
+        lambda ids: weight.index_select(0, ids),
+        None,
+    )
+
+
 _Build = Callable[[Tensor, Tensor | None], _Built]
 # auto: that of what is computed; int4: symmetric codes in groups of 32, asym: with zero points.
 WeightDtype = Literal["auto", "int8", "int4", "int4_asym"]
@@ -160,7 +172,12 @@ def _int4_paths(*, is_symmetric: bool) -> dict[str, _Build]:
 
 
 _PATHS: Final[dict[WeightDtype, dict[str, _Build]]] = {
-    "auto": {"native": _native, "packed": _packed, "torch": _plain},
+    "auto": {
+        "native": _native,
+        "packed": _packed,
+        "torch": _plain,
+        "triton": _batch_invariant,
+    },
     "int8": {"native": linear_int8.native_path, "torch": linear_int8.torch_path},
     "int4": _int4_paths(is_symmetric=True),
     "int4_asym": _int4_paths(is_symmetric=False),
@@ -211,7 +228,8 @@ class PackedLinear:
         self._multiply, self._rows, self.native_weight = built
         self.bias = bias
         # The weight itself, where it is kept as it is.
-        self.plain = weight if self.path == "torch" and weight_dtype == "auto" else None
+        is_kept = self.path in ("torch", "triton") and weight_dtype == "auto"
+        self.plain = weight if is_kept else None
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [rows, in_features] -> [rows, out_features]."""
@@ -219,8 +237,10 @@ class PackedLinear:
         return self._multiply(x) if x.shape[0] else x.new_empty((0, self.out_features))
 
     def into(self, x: Tensor, out: Tensor) -> Tensor:
-        """The same bits, in `out` [rows, out_features]; a GPU's library writes there itself."""
+        """The same bits, in `out` [rows, out_features]; what runs on a GPU writes there itself."""
         self._check(x)
+        if self.plain is not None and self.path == "triton" and len(x):
+            return batch_invariant_linear(x, self.plain, self.bias, out)
         if self.plain is None or self.bias is not None or x.device.type == "cpu":
             return out.copy_(self(x))
         return torch.mm(x, self.plain.T, out=out)

@@ -287,3 +287,15 @@ def test_a_product_is_the_same_where_it_stays(generator: torch.Generator, rows: 
     out = torch.zeros(rows + 1, 8003, dtype=torch.bfloat16)
     assert torch.equal(head.into(x, out[:rows]), head(x))
     assert not out[rows].any()
+
+
+@NEEDS_TRITON
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_product_among_others_and_alone(generator: torch.Generator, dtype: torch.dtype) -> None:
+    """With a program for each part, and with one for all of them."""
+    x = torch.randn(1500, 2100, generator=generator).to(dtype)
+    layer = PackedLinear(torch.randn(700, 2100, generator=generator).to(dtype), path="triton")
+    whole = layer(x)
+    for first, count in ((0, 1), (1499, 1), (63, 2), (5, 64), (40, 300), (7, 1024)):
+        part = x[first : first + count].contiguous()
+        assert torch.equal(layer(part), whole[first : first + count])

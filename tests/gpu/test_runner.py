@@ -19,6 +19,7 @@ from gpu_worker.runner.step_graphs import buckets_of
 from gpu_worker.runner.stepping import OneAhead
 from kernels import dispatch, variants
 from kernels.attention import decode_attention, plan, triton_launch
+from tests.support import alike
 from tests.support.ahead import LateScheduler, Model, Played, play, replay
 from tests.support.mini_scheduler import MiniScheduler, sampling
 from tests.support.on_device import DEVICE, IS_GPU
@@ -126,6 +127,19 @@ def played(model: Model) -> list[Played]:
     assert len(scheduler.outputs) == len(LENGTHS)
     assert len(set(told)) >= 10
     return found
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_a_text_is_the_same_alone_in_a_crowd_and_computed_again(
+    dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """Of linears of several parts; a CPU's kernels need not be asked for it."""
+    wide = {"hidden_size": 1536, "intermediate_size": 2100, "num_attention_heads": 12}
+    written = write_random_model(tmp_path / "model", seed=3, num_key_value_heads=4, **wide)
+    limits = replace(LIMITS, windows=read_config(written).groups.windows)
+    model = Model(written, limits, dtype=dtype, is_deterministic=IS_GPU, device=DEVICE)
+    runner = model.resident()
+    alike.check(limits, lambda: stepper(runner))
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -87,6 +87,7 @@ class Model:
         dtype: torch.dtype = torch.float32,
         weight_dtype: WeightDtype = "auto",
         is_kv_fp8: bool = False,
+        is_deterministic: bool = False,
         device: torch.device = CPU,
     ) -> None:
         self.limits, self.device = limits, device
@@ -101,6 +102,7 @@ class Model:
                 dtype=self.dtype,
                 device=device,
                 weight_dtype=weight_dtype,
+                is_deterministic=is_deterministic,
             )
 
     def in_turns(self) -> InTurns:

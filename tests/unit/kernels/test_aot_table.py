@@ -90,7 +90,7 @@ driver.set_active(SimpleNamespace(
     get_current_stream=lambda device: 0,
     get_current_target=lambda: GPUTarget("cuda", 90, 32),
 ))
-jit._capability = lambda device: (9, 0)
+jit._capability, jit._processors = lambda device: (9, 0), lambda device: 132
 ahead, x = [], torch.empty(3, 64, device="meta")
 jit.watch_compiles(lambda kernel: ahead.append(kernel.partition(" ")[0]))
 broken = lambda: gate_mul._gate_mul_kernel[(1,)](x, x, 5, 5, IS_GELU=False, BLOCK=3, PDL=False)

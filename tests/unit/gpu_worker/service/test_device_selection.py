@@ -9,6 +9,7 @@ import torch
 from gpu_worker.model.config import config_from_json
 from gpu_worker.service import device_selection
 from gpu_worker.service.device_selection import (
+    check_deterministic,
     check_heads,
     check_speculation,
     check_weight_dtype,
@@ -80,6 +81,16 @@ def test_tokens_are_drafted_on_cpus() -> None:
         check_speculation(4, torch.device("cuda", 0))
 
 
+def test_what_torch_does_not_promise_on_a_cpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_deterministic(torch.device("cuda", 0), is_asked=True)
+    monkeypatch.setattr(native, "available", lambda: False)
+    check_deterministic(torch.device("cpu"), is_asked=False)
+    with pytest.raises(ConfigError, match=r"^--deterministic, but .* torch's it is not promised"):
+        check_deterministic(torch.device("cpu"), is_asked=True)
+    monkeypatch.setattr(native, "available", lambda: True)
+    check_deterministic(torch.device("cpu"), is_asked=True)
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -117,7 +128,7 @@ def test_kv_in_a_third_dtype_is_refused() -> None:
 
 def test_workers_of_other_kv_are_of_another_class() -> None:
     kinds = [
-        numeric_class(torch.device("cpu"), torch.bfloat16, kv, weight_dtype="auto")
+        numeric_class(torch.device("cpu"), "bf16", kv, is_deterministic=False)
         for kv in (torch.bfloat16, fp8.DTYPE)
     ]
     assert kinds[0] != kinds[1]

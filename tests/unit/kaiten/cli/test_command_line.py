@@ -125,6 +125,7 @@ def test_help_shows_no_default_as_python_writes_it(command: str) -> None:
         ("--allowed-origins https://a.example", "--cors-origins https://a.example"),
         ("--long-prefill-token-threshold 9", "--long-prefill-tokens 9"),
         ("--max-long-partial-prefills 2", "--long-prefills-max 2"),
+        ("--enable-deterministic-inference", "--deterministic"),
         ("--model owner/name", "owner/name"),
     ],
 )

@@ -28,16 +28,25 @@ ZERO = torch.zeros(1, dtype=torch.int32)
 NONE = Tasks(table=ZERO, total=ZERO, kept_starts=ZERO)
 
 
-def plan_of(*, group: int, dtype: torch.dtype, queries_max: int, context_max: int) -> AttentionPlan:
+def plan_of(
+    *,
+    group: int,
+    dtype: torch.dtype,
+    queries_max: int,
+    context_max: int,
+    are_long: bool = False,
+) -> AttentionPlan:
     """As `plan_attention` makes it, without its tables."""
     short, long = tiles_for(group, dtype)
+    short_tokens = 0 if are_long else short // group
     return AttentionPlan(
         short=NONE,
         long=NONE,
         short_tile=short,
         long_tile=long,
-        short_tokens=min(short // group, queries_max),
-        has_long=queries_max > short // group,
+        short_tokens=min(short_tokens, queries_max),
+        has_short=not are_long,
+        has_long=queries_max > short_tokens,
         context_max=context_max,
     )
 
@@ -52,8 +61,14 @@ def test_the_worst_step_needs_the_most(
     group: int, dtype: torch.dtype, limits: tuple[int, int, int], data: st.DataObject
 ) -> None:
     rows, tokens, positions = (data.draw(st.integers(1, limit)) for limit in limits)
-    queries_max = data.draw(st.integers(1, tokens))
-    plan = plan_of(group=group, dtype=dtype, queries_max=queries_max, context_max=positions)
+    queries_max, are_long = data.draw(st.integers(1, tokens)), data.draw(st.booleans())
+    plan = plan_of(
+        group=group,
+        dtype=dtype,
+        queries_max=queries_max,
+        context_max=positions,
+        are_long=are_long,
+    )
     size = parts_size(plan, rows=rows, tokens=tokens, kv_heads=2, group=group, head_dim=64)
     worst = worst_parts_size(
         rows=limits[0],
@@ -63,6 +78,7 @@ def test_the_worst_step_needs_the_most(
         group=group,
         head_dim=64,
         dtype=dtype,
+        are_long=are_long,
     )
     assert size.short <= worst.short
     assert size.long <= worst.long

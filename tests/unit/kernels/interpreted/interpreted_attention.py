@@ -249,8 +249,9 @@ def test_tasks_of_decodes_have_several_splits(contexts: list[int], tasks_wanted:
     ),
     group=st.sampled_from([1, 4, 7]),
     dtype=st.sampled_from([torch.bfloat16, torch.float32]),
+    are_long=st.booleans(),
 )
-def test_plan(rows: list[tuple[int, int]], group: int, dtype: torch.dtype) -> None:
+def test_plan(rows: list[tuple[int, int]], group: int, dtype: torch.dtype, are_long: bool) -> None:
     """Splits of 8 and 32, of which rows may keep 16: as contexts of hundreds of thousands."""
     counts = torch.tensor([count for count, _ in rows], dtype=torch.int32)
     # Padding has no context.
@@ -264,10 +265,10 @@ def test_plan(rows: list[tuple[int, int]], group: int, dtype: torch.dtype) -> No
             patch.setattr(attention_plan, name, value)
         plan = plan_attention(
             starts, contexts, tokens=int(counts.sum()), group=group, dtype=dtype,
-            context_max=most,
+            context_max=most, are_long=are_long,
         )  # fmt: skip
         tiles = tiles_for(group, dtype)
-        short_tokens = tiles[0] // group
+        short_tokens = 0 if are_long else tiles[0] // group
         expected = attention_plan_reference(starts, contexts, short_tokens, tiles[1] // group)
         shorts, longs, *kept = expected
         worst = parts_size(
@@ -281,6 +282,40 @@ def test_plan(rows: list[tuple[int, int]], group: int, dtype: torch.dtype) -> No
         assert part.kept_starts.tolist() == starts_kept
         assert len(part.table) >= len(tasks)
         assert starts_kept[-1] <= room
+
+
+@pytest.mark.parametrize("window", [None, 90])
+def test_a_token_that_decodes_and_the_same_one_in_a_chunk(
+    generator: torch.Generator, monkeypatch: pytest.MonkeyPatch, window: int | None
+) -> None:
+    """Where every row is long; over several splits, and with parts of each."""
+    for module in (attention_plan, triton_launch):
+        monkeypatch.setattr(module, "LONG_SPLIT", 64)
+        monkeypatch.setattr(module, "LONG_ALIKE", 2)
+    case = paged_case(
+        generator, counts=[40, 1], contexts=[300, 7], heads=4, head_dim=16, dtype=torch.float16
+    )
+    case = dataclasses.replace(case, window=window)
+
+    def attended(case: PagedCase) -> torch.Tensor:
+        plan = plan_attention(
+            case.query_starts, case.context_lengths, tokens=len(case.q), group=2,
+            dtype=torch.float16, context_max=300, are_long=True,
+        )  # fmt: skip
+        assert not plan.has_short
+        return paged_attention(*case.arguments(), plan, **case.options())
+
+    whole = attended(case)
+    assert excess_over(case, whole) <= 1.0
+    for first, count in ((0, 1), (13, 1), (39, 1), (5, 2), (3, 33)):
+        chunk = dataclasses.replace(
+            case,
+            q=case.q[first : first + count],
+            block_tables=case.block_tables[:1],
+            query_starts=torch.tensor([0, count], dtype=torch.int32),
+            context_lengths=torch.tensor([260 + first + count], dtype=torch.int32),
+        )
+        assert torch.equal(attended(chunk), whole[first : first + count])
 
 
 def test_a_bound_too_low_writes_no_task_beyond_its_room() -> None:

@@ -23,7 +23,7 @@ from gpu_worker.model.weights import load_weights
 from gpu_worker.runner.device_streams import CpuStreams
 from gpu_worker.runner.graph_runner import GraphRunner
 from gpu_worker.runner.step_graphs import buckets_of, decode_buckets
-from kernels import dispatch, variants
+from kernels import dispatch, jit, variants
 from kernels.attention.plan import SPLIT
 from kernels.kv import fp8
 from tests.support.random_model import write_random_model
@@ -138,6 +138,31 @@ def test_recorded_steps_ask_the_host_nothing(
     assert launched >= {"decode_kernel", "attend_kernel", "_step_rows_kernel", "_draw_kernel"}
 
 
+@pytest.mark.parametrize("processors", [0, 132])
+def test_a_deterministic_step_multiplies_by_no_library(
+    tmp_path: Path, processors: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no row of it is computed as rows that decode are."""
+    wide = {"hidden_size": 1040, "head_dim": 16}
+    decoder, pages, limits = played_decoder(
+        tmp_path / "model", wide, is_fp8=False, is_deterministic=True
+    )
+    launched: set[str] = set()
+
+    def noted(kernel: Any, *args: Any, grid: Any, warmup: bool, **named: Any) -> None:
+        launched.add(kernel.__name__)
+        assert named.get("IS_LONG", True)
+
+    monkeypatch.setattr(InterpretedFunction, "run", noted)
+    monkeypatch.setattr(jit, "processors_elsewhere", processors)
+    streams = PlayedStreams()
+    GraphRunner(decoder, pages, limits, streams).record()
+    assert not streams.recordable.names & {"linear", "mm"}
+    assert launched >= {"attend_kernel", "_linear_kernel", "_rope_write_kv_kernel"}
+    assert "decode_kernel" not in launched
+    assert ("_add_up_kernel" in launched) is (processors > 0)
+
+
 def test_what_cannot_be_recorded_is_noticed() -> None:
     x = torch.empty(3, device="meta")
     refused: tuple[Callable[[], object], ...] = (
@@ -152,7 +177,12 @@ def test_what_cannot_be_recorded_is_noticed() -> None:
 
 
 def played_decoder(
-    folder: Path, changes: dict[str, Any], *, is_fp8: bool, layers: int = 2
+    folder: Path,
+    changes: dict[str, Any],
+    *,
+    is_fp8: bool,
+    layers: int = 2,
+    is_deterministic: bool = False,
 ) -> tuple[Decoder, torch.Tensor, RowLimits]:
     """A model whose tensors have no memory, and its pages."""
     written = write_random_model(folder, num_hidden_layers=layers, **changes)
@@ -168,7 +198,13 @@ def played_decoder(
         reads_grammars=True,
     )
     with Checkpoint(written) as checkpoint:
-        weights = load_weights(checkpoint, config, dtype=torch.bfloat16, device=device)
+        weights = load_weights(
+            checkpoint,
+            config,
+            dtype=torch.bfloat16,
+            device=device,
+            is_deterministic=is_deterministic,
+        )
     tile = config.kv_heads, BLOCK_SIZE, config.head_dim
     kv_dtype = fp8.DTYPE if is_fp8 else torch.bfloat16
     shape = config.groups.places, 2, limits.block_count, *tile
