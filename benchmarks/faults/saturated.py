@@ -17,12 +17,12 @@ import httpx
 
 from benchmarks.recording import record
 from benchmarks.serving.stack import Stack, serving
-from kaiten.mini import CHECKPOINT
+from kaiten.local.model_source import SHIPPED_NAME
 from ledger import Lease, Ledger
 from tools.children import busy_loops
 
 ASKED: Final = {
-    "model": CHECKPOINT.resolve().name,
+    "model": SHIPPED_NAME,
     "prompt": "Once upon a time",
     "max_tokens": 40,
     "ignore_eos": True,
