@@ -1,6 +1,7 @@
 """Paged attention and its plan. One step of the kernel's inner loop takes about 2.5 ms here."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -360,7 +361,7 @@ def test_contexts_too_long_for_splits_of_one_size(
 def test_bad_arguments_are_named(generator: torch.Generator) -> None:
     case = paged_case(generator, counts=[1], contexts=[5])
     starts, contexts = case.query_starts, case.context_lengths
-    room = {"tokens": 1, "context_max": 5}
+    room: dict[str, Any] = {"tokens": 1, "context_max": 5}
     with pytest.raises(ValueError, match=r"^group: "):
         plan_attention(starts, contexts, group=65, dtype=torch.float32, **room)
     with pytest.raises(ValueError, match=r"^query_starts: "):
