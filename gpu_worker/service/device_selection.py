@@ -141,6 +141,19 @@ def check_deterministic(device: torch.device, *, is_asked: bool) -> None:
         )
 
 
+def promise_on_gpu(*, is_deterministic: bool) -> str:
+    """One line for people, as `native.promise` of a CPU."""
+    if is_deterministic:
+        return (
+            "a text computed again, by deterministic workers on GPUs of this kind, is the same to"
+            " the bit; no GPU has shown it yet"
+        )
+    return (
+        "not promised: a row's last bits depend on how many rows are computed with it, and may turn"
+        " what is nearly a tie. --deterministic forbids that"
+    )
+
+
 def choose_watch(device: torch.device, *, is_asked: bool) -> bool:
     """Whether launches are watched."""
     if is_asked and device.type == "cpu":

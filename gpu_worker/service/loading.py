@@ -58,6 +58,7 @@ from gpu_worker.service.device_selection import (
     device_name,
     dtype_text,
     numeric_class,
+    promise_on_gpu,
 )
 from gpu_worker.service.gpu_defaults import BatchSizes, batch_sizes, with_sizes
 from gpu_worker.service.grammars import grammar_masks
@@ -142,7 +143,7 @@ def _load(settings: WorkerSettings, timer: PhaseTimer) -> Loaded:
         check_speculation(settings.num_speculative_tokens, device)
     with timer.phase("kernels"):
         variants.choose(settings.kernel_variants)
-        choose_kernels(settings.native, device)
+        choose_kernels(settings.native, device, is_deterministic=settings.deterministic)
         check_deterministic(device, is_asked=settings.deterministic)
     dtype = choose_dtype(settings.dtype, config.checkpoint_dtype, device)
     kv_dtype = choose_kv_dtype(settings.kv_dtype, dtype)
@@ -391,7 +392,7 @@ def compute_of(runner: ModelRunner | AheadRunner) -> Callable[[StepInputs], Step
     return runner.execute
 
 
-def choose_kernels(asked: str, device: torch.device) -> None:
+def choose_kernels(asked: str, device: torch.device, *, is_deterministic: bool = False) -> None:
     """On a CPU load the compiled path, or compile it once per machine, or settle for torch's.
 
     A GPU's are Triton's, compiled as steps need them: C++ for the CPU would be compiled for nobody.
@@ -413,7 +414,8 @@ def choose_kernels(asked: str, device: torch.device) -> None:
                 f"Triton cannot launch kernels on {device}: {problem}; install a C compiler and "
                 "Python's headers (Debian: gcc python3-dev), or take --device cpu"
             )
-        log.info("worker.kernels", path="triton", variants=variants.taken())
+        exact = promise_on_gpu(is_deterministic=is_deterministic)
+        log.info("worker.kernels", path="triton", variants=variants.taken(), exact=exact)
         return
     if asked == "off":
         native.disable("torch path: switched off by --native off")

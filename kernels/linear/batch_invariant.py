@@ -86,9 +86,8 @@ def _linear_kernel(
         tl.store(to, total, mask=is_row & is_output)
     else:
         if HAS_BIAS:
-            total += tl.load(bias + output, mask=output < outputs, other=0.0).to(tl.float32)[
-                None, :
-            ]
+            added = tl.load(bias + output, mask=output < outputs, other=0.0).to(tl.float32)
+            total += added[None, :]
         tl.store(y + at, total.to(y.dtype.element_ty), mask=is_row & is_output)
 
 

@@ -17,7 +17,7 @@ from gpu_worker.runner.device_streams import DeviceStreams, NotRecorded, streams
 from gpu_worker.runner.graph_runner import GraphRunner
 from gpu_worker.runner.step_graphs import buckets_of
 from gpu_worker.runner.stepping import OneAhead
-from kernels import dispatch, variants
+from kernels import dispatch, jit, variants
 from kernels.attention import decode_attention, plan, triton_launch
 from tests.support import alike
 from tests.support.ahead import LateScheduler, Model, Played, play, replay
@@ -137,7 +137,7 @@ def test_a_text_is_the_same_alone_in_a_crowd_and_computed_again(
     wide = {"hidden_size": 1536, "intermediate_size": 2100, "num_attention_heads": 12}
     written = write_random_model(tmp_path / "model", seed=3, num_key_value_heads=4, **wide)
     limits = replace(LIMITS, windows=read_config(written).groups.windows)
-    model = Model(written, limits, dtype=dtype, is_deterministic=IS_GPU, device=DEVICE)
+    model = Model(written, limits, dtype=dtype, is_deterministic=jit.IS_THERE, device=DEVICE)
     runner = model.resident()
     alike.check(limits, lambda: stepper(runner))
 

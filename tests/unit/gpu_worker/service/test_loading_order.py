@@ -182,7 +182,10 @@ def test_nothing_is_compiled_for_the_cpu_of_a_gpu_worker(monkeypatch: pytest.Mon
     monkeypatch.setattr(native, "build", lambda **_: pytest.fail("compiles for nobody"))
     monkeypatch.setattr(native, "_state", native._State())
     monkeypatch.setattr(jit, "driver_problem", lambda: None)
-    choose_kernels("auto", GPU)
+    for is_deterministic, said in ((False, "not promised"), (True, "the same to the bit")):
+        with capture_logs() as logs:
+            choose_kernels("auto", GPU, is_deterministic=is_deterministic)
+        assert said in logs[-1]["exact"]
     assert not native.available()
     with pytest.raises(ConfigError, match="--native on is for CPUs, on cuda:0"):
         choose_kernels("on", GPU)
