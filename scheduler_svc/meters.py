@@ -13,6 +13,7 @@ from typing import Final, Protocol
 from opentelemetry.metrics import Meter
 
 from kaiten.v1.worker_service_pb2 import StepTimings
+from ledger import Leader
 from scheduler_svc.core.outcome import Event, PassedOver, Plan, RequestOver, Why
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.types import Reason, SequenceId, WorkerSpec
@@ -85,6 +86,7 @@ class Standing(Protocol):
     """The leadership that leads now, as far as it is measured."""
 
     core: Scheduler
+    leader: Leader
 
     @property
     def commit_backlog(self) -> int: ...
@@ -252,6 +254,8 @@ class Meters:
 
             meter.create_observable_gauge(f"kaiten.{name}", seen(now), unit, what)
 
+        what = "of this leadership; every later one's is higher"
+        meter.create_observable_gauge("kaiten.leader_epoch", seen(self._epoch), "", what)
         gauge("is_leader", "this process leads the cell", lambda session: 1)
         gauge("requests_live", "accepted and not over", lambda session: session.core.live_count)
         gauge(
@@ -267,6 +271,11 @@ class Meters:
         gauge("commit_backlog", "records not acknowledged", lambda session: session.commit_backlog)
         gauge("fold_lag", "committed records that are not folded", lambda session: session.fold_lag)
         gauge("stalled", "work without a commit", lambda session: session.stalled_ms / 1000, "s")
+
+    def _epoch(self) -> Mapping[tuple[()], Number]:
+        """None while it stands by: no number of another leadership is between two."""
+        session = self.session
+        return {} if session is None else {(): session.leader.epoch}
 
     def _gauge_load(self, meter: Meter, *, with_tenants: bool) -> None:
         def gauge(name: str, what: str, of: str, unit: str = "", *labels: str) -> None:

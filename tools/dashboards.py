@@ -244,7 +244,7 @@ ENGINE: Final = (
         "short",
         [
             ("sum(kaiten_is_leader)", "lead"),
-            ("sum(increase(kaiten_leader_changes_total[$__rate_interval]))", "changes"),
+            ("changes(max(kaiten_leader_epoch)[$__rate_interval:])", "changes"),
         ],
     ),
 )

@@ -241,8 +241,9 @@ FIRES: Final[Mapping[str, tuple[Mapping[str, str], Mapping[str, str]]]] = {
         {'kaiten_is_leader{i="a"}': "1x40", 'kaiten_is_leader{i="b"}': "0x40"},
     ),
     "KaitenLeaderChanges": (
-        {"kaiten_leader_changes_total": "0+1x40"},
-        {"kaiten_leader_changes_total": "3x40"},
+        # One scheduler that leads anew, in another process, before each look at it.
+        {"kaiten_leader_epoch": "100+9x40", "kaiten_leader_changes_total": "1x40"},
+        {'kaiten_leader_epoch{i="a"}': "100x20 stale", 'kaiten_leader_epoch{i="b"}': "_x21 900x20"},
     ),
     "KaitenNoWorkers": ({"kaiten_num_workers": "0x40"}, {"kaiten_num_workers": "2x40"}),
     "KaitenGatewayNotReady": (

@@ -1,6 +1,7 @@
 """What a scheduler counts of its plans."""
 
 from collections.abc import Collection, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -43,9 +44,24 @@ class Told(NoOpMeter):
     ) -> Any:
         (self._reads[name],) = callbacks
 
+    create_observable_gauge = create_observable_counter
+
     def now(self, name: str) -> Mapping[tuple[str, ...], float]:
         """By the values of its labels."""
         return {tuple(o.attributes.values()): o.value for o in self._reads[name](None)}
+
+
+def test_only_who_leads_says_of_which_epoch() -> None:
+    """A 0 between two leaderships would be a change, and the least of all epochs."""
+    told = Told()
+    meters = Meters(told)
+    for epoch in (7, 900):
+        assert told.now("kaiten.leader_epoch") == {}
+        session: Any = SimpleNamespace(leader=SimpleNamespace(epoch=epoch), core=Cell().scheduler)
+        meters.leads(session)
+        assert told.now("kaiten.leader_epoch") == {(): epoch}
+        meters.leads(None)
+    assert told.now("kaiten.leader_epoch") == {}
 
 
 def test_workers_that_are_gone_make_room_and_the_others_are_told_apart(
