@@ -304,7 +304,11 @@ class Cluster:
         await self.ledger._store.commands((("FLUSHALL",),))
 
     async def submit_many(self, count: int, **options: Any) -> list[Answer]:
-        return [await self.submit(**options) for _ in range(count)]
+        """Where workers know of the gates no request begins before the last one is there: else the
+        first reaches a gate and keeps all others from what they are waited for.
+        """
+        with self.held():
+            return [await self.submit(**options) for _ in range(count)]
 
     async def all_done(self, timeout_s: float = WAIT_S) -> None:
         async with asyncio.timeout(timeout_s):
