@@ -1,10 +1,11 @@
 """`kaiten watch`: the live core of a cell, at a terminal."""
 
+import math
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import cycle
-from typing import Final
+from typing import Any, Final
 
 import grpc
 from google.protobuf.json_format import MessageToJson
@@ -44,7 +45,7 @@ def watch(
     """Print every response, or what it makes of those before; the exit code."""
     core, before = LiveCore(), CLEAR if sys.stdout.isatty() and not once else ""
     try:
-        for response in responses(gateways, api_key, interval_ms, takes_rows=not as_json):
+        for response in Watching(gateways, api_key, interval_ms, takes_rows=not as_json):
             if as_json:
                 text = MessageToJson(response, indent=None, preserving_proto_field_name=True)
             else:
@@ -59,30 +60,58 @@ def watch(
     return 0
 
 
-def responses(
-    gateways: Sequence[tuple[str, TLS | None]],
-    api_key: str | None,
-    interval_ms: int,
-    *,
-    takes_rows: bool = True,
-) -> Iterator[WatchResponse]:
-    """For ever, of whichever of these leads or knows who does. ApiError: none for a while."""
-    heard_s = time.monotonic()
-    for address, tls in cycle(gateways):
-        try:
-            with channel_to(address, tls or False, OPTIONS) as channel:
-                request = WatchRequest(interval_ms=interval_ms, takes_rows=takes_rows)
-                stub = SchedulerServiceStub(channel)
-                for response in stub.Watch(request, metadata=with_key((), api_key)):
-                    heard_s = time.monotonic()
+class Watching:
+    """Responses for ever, of whichever of these leads or knows who does. ApiError: none for a
+    while. `close` ends them, from another thread, too.
+    """
+
+    def __init__(
+        self,
+        gateways: Sequence[tuple[str, TLS | None]],
+        api_key: str | None,
+        interval_ms: int,
+        *,
+        takes_rows: bool = True,
+    ) -> None:
+        self._gateways = gateways
+        self._metadata = with_key((), api_key)
+        self._request = WatchRequest(interval_ms=interval_ms, takes_rows=takes_rows)
+        self._call: Any = None
+        self._is_closed = False
+
+    def close(self) -> None:
+        self._is_closed = True
+        if self._call is not None:
+            self._call.cancel()
+
+    def __iter__(self) -> Iterator[WatchResponse]:
+        failures, since_s = 0, time.monotonic()
+        for address, tls in cycle(self._gateways):
+            try:
+                for response in self._of(address, tls):
+                    failures, since_s = 0, math.inf
                     yield response
-        except grpc.RpcError as error:
-            known = from_rpc_error(error)
-            is_elsewhere = error.code() in ELSEWHERE and not isinstance(known, CertificateError)
-            if not is_elsewhere or time.monotonic() - heard_s > RESUME_S:
-                raise known from None
-        # Nobody tells when another leads: ask again.
-        time.sleep(RETRY_S)
+            except grpc.RpcError as error:
+                if self._is_closed:
+                    return
+                known = from_rpc_error(error)
+                is_elsewhere = error.code() in ELSEWHERE and not isinstance(known, CertificateError)
+                # gRPC may have taken a minute to see that one is gone: the others are asked, too.
+                failures, since_s = failures + 1, min(since_s, now_s := time.monotonic())
+                is_over = failures >= len(self._gateways) and now_s - since_s > RESUME_S
+                if not is_elsewhere or is_over:
+                    raise known from None
+            # Nobody tells when another leads: ask again.
+            time.sleep(RETRY_S)
+
+    def _of(self, address: str, tls: TLS | None) -> Iterator[WatchResponse]:
+        with channel_to(address, tls or False, OPTIONS) as channel:
+            stub = SchedulerServiceStub(channel)
+            self._call = stub.Watch(self._request, metadata=self._metadata)
+            # By another thread, while it was made.
+            if self._is_closed:
+                self._call.cancel()
+            yield from self._call
 
 
 def lines_of(core: LiveCore, *, with_blocks: bool = False) -> Iterator[str]:

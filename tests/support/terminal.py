@@ -17,6 +17,9 @@ from typing import Self
 ROOT = Path(__file__).parents[2]
 WAIT_S = 120.0
 AGAIN_S = 2.0
+# Not by `preexec_fn`: of a process that talks over gRPC it is a fork with gRPC's handlers, which
+# sometimes end it.
+CONTROLLED = "import os, sys; os.login_tty(0); os.execv(sys.argv[1], sys.argv[1:])"
 # What moves the cursor and sets colours, as xterm names it; and what rings.
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07|[\x07\x0f]|\r")
 
@@ -30,7 +33,7 @@ class Terminal:
         self._shown = b""
         self._seen_chars = 0
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "kaiten", *words],
+            [sys.executable, "-ISc", CONTROLLED, sys.executable, "-m", "kaiten", *words],
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
@@ -38,7 +41,6 @@ class Terminal:
             env=os.environ
             | {"PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "100", "OMP_NUM_THREADS": "1"}
             | dict(environ or {}),
-            preexec_fn=lambda: os.login_tty(0),
         )
         os.close(theirs)
 

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from kaiten.cli.live.reasons import reason, states_of, takes_more, trouble, why_behind
 from kaiten.client.live_core import NO_BLOCK, LiveCore, LiveSequence
-from kaiten.v1.watch_pb2 import SequenceState, WatchedWorker
+from kaiten.v1.watch_pb2 import SequenceState, WatchedWorker, WatchResponse
 
 BAR: Final = 12
 UNIX: Final = "unix:"
@@ -60,6 +60,9 @@ class Rates(NamedTuple):
 
     tokens_per_s: float
     records_per_s: float
+
+
+NO_RATES: Final = Rates(0.0, 0.0)
 
 
 def state_of(one: LiveSequence) -> str:
@@ -128,18 +131,15 @@ def _choice(core: LiveCore, one: LiveSequence, position: int) -> Choice:
     )
 
 
-def rates(before: LiveCore | None, now: LiveCore) -> Rates:
-    """Between two looks under one leader; a sequence that came and went between them is missed."""
+def rates(before: WatchResponse | None, now: WatchResponse) -> Rates:
+    """Between two responses of one leader; steps that are not told were like those that are."""
     if before is None or before.epoch != now.epoch or now.unix_ns <= before.unix_ns:
-        return Rates(0.0, 0.0)
+        return NO_RATES
     seconds = (now.unix_ns - before.unix_ns) / 1e9
-    known = before.sequences
-    tokens = sum(
-        max(0, one.counts.num_tokens - known[sequence_id].counts.num_tokens)
-        for sequence_id, one in now.sequences.items()
-        if sequence_id in known
-    )
-    return Rates(tokens / seconds, (now.seq - before.seq) / seconds)
+    steps = [step for some in now.steps for step in some.steps]
+    tokens, skipped = sum(s.num_tokens for s in steps), sum(some.num_skipped for some in now.steps)
+    share = len(steps) / (len(steps) + skipped) if steps else 1.0
+    return Rates(tokens / share / seconds, (now.seq - before.seq) / seconds)
 
 
 def headline(core: LiveCore, rate: Rates) -> str:

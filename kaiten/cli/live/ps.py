@@ -8,7 +8,7 @@ from typing import Final
 from kaiten.cli.complaint import complain
 from kaiten.cli.live.cell_view import Choice, age, choices
 from kaiten.cli.live.reasons import trouble
-from kaiten.cli.watch import responses
+from kaiten.cli.watch import Watching
 from kaiten.client.errors import ApiError
 from kaiten.client.live_core import LiveCore
 from kaiten.tls import TLS
@@ -20,7 +20,7 @@ def ps(gateways: Sequence[tuple[str, TLS | None]], *, api_key: str | None, as_js
     """Print one look; the exit code."""
     core = LiveCore()
     try:
-        core.take(next(responses(gateways, api_key, 0)))
+        core.take(next(iter(Watching(gateways, api_key, 0))))
     except ApiError as error:
         return complain(error, ", ".join(address for address, _ in gateways))
     lines = map(_json, choices(core)) if as_json else lines_of(core)

@@ -1,16 +1,22 @@
 """`kaiten top`: the batch of a cell in a terminal, live, by keyboard."""
 
-from collections.abc import Callable, Iterator, Sequence
-from copy import copy
+import asyncio
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import islice
 from typing import ClassVar, Final
 
+from rich.markup import escape
 from textual.app import App, ComposeResult
-from textual.binding import BindingType
+from textual.binding import Binding, BindingType
 from textual.widgets import DataTable, Footer, Static
 from textual.worker import get_current_worker
 
 from kaiten.cli.complaint import complain
 from kaiten.cli.live.cell_view import (
+    NO_RATES,
     QUEUE_COLUMNS,
     RUNNING_COLUMNS,
     WORKER_COLUMNS,
@@ -23,7 +29,7 @@ from kaiten.cli.live.cell_view import (
     running_rows,
     worker_rows,
 )
-from kaiten.cli.watch import responses
+from kaiten.cli.watch import Watching
 from kaiten.client.errors import ApiError
 from kaiten.client.live_core import LiveCore
 from kaiten.tls import TLS
@@ -31,6 +37,10 @@ from kaiten.v1.watch_pb2 import WatchResponse
 
 # Shown of a table; a terminal that scrolls through more shows no more.
 ROWS_MAX: Final = 512
+# Intervals without a word, and seconds, before what is shown is called old.
+SILENT_MIN: Final = 3
+SILENT_S: Final = 2.0
+NOT_YET: Final = "nothing was told yet"
 TABLES: Final = {
     "workers": WORKER_COLUMNS,
     "running": RUNNING_COLUMNS,
@@ -42,7 +52,9 @@ def top(
     gateways: Sequence[tuple[str, TLS | None]], *, api_key: str | None, interval_ms: int
 ) -> int:
     """Until `q`; the exit code."""
-    shown = Top(lambda: responses(gateways, api_key, interval_ms))
+    watching = Watching(gateways, api_key, interval_ms)
+    silent_s = max(SILENT_S, SILENT_MIN * interval_ms / 1e3)
+    shown = Top(watching, watching.close, silent_s=silent_s)
     shown.run()
     if shown.error is not None:
         return complain(shown.error, ", ".join(address for address, _ in gateways))
@@ -50,10 +62,12 @@ def top(
 
 
 class Top(App[None]):
-    """`told` begins to watch; it is called, and its answers awaited, on a thread of its own."""
+    """`told` is read on a thread of its own, until `leave` ends it. Of a server that hangs nothing
+    comes: after `silent_s` without a word it is said how old that is what is shown.
+    """
 
     CSS = """
-    #headline { height: 1; text-style: bold; }
+    #headline { height: auto; text-style: bold; }
     DataTable { height: auto; max-height: 40%; }
     #running { height: 1fr; }
     #blocks { height: auto; max-height: 40%; overflow-y: auto; display: none; }
@@ -62,6 +76,7 @@ class Top(App[None]):
     ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar[list[BindingType]] = [
         ("q", "quit", "Quit"),
+        Binding("ctrl+c", "quit", show=False, priority=True),
         ("space", "hold", "Hold"),
         ("b", "blocks", "KV blocks"),
         ("w", "table('workers')", "Workers"),
@@ -69,17 +84,22 @@ class Top(App[None]):
         ("u", "table('queue')", "Queue"),
     ]
 
-    def __init__(self, told: Callable[[], Iterator[WatchResponse]]) -> None:
+    def __init__(
+        self, told: Iterable[WatchResponse], leave: Callable[[], None], *, silent_s: float
+    ) -> None:
         super().__init__()
         # Why nothing is told any more; that ends it.
         self.error: ApiError | None = None
-        self._told = told
+        self._told, self._leave, self._silent_s = told, leave, silent_s
         self._core = LiveCore()
-        self._before: LiveCore | None = None
+        self._newest: WatchResponse | None = None
+        self._rates, self._line = NO_RATES, NOT_YET
+        self._headline = Static(NOT_YET, id="headline", markup=False)
+        self._heard_s = time.monotonic()
         self._is_held = False
 
     def compose(self) -> ComposeResult:
-        yield Static("nothing was told yet", id="headline", markup=False)
+        yield self._headline
         for name, columns in TABLES.items():
             table: DataTable[str] = DataTable(id=name, cursor_type="row", zebra_stripes=True)
             for index, column in enumerate(columns):
@@ -89,14 +109,22 @@ class Top(App[None]):
         yield Footer()
 
     def on_mount(self) -> None:
-        self.run_worker(self._follow, thread=True, exit_on_error=False)
+        loop = asyncio.get_running_loop()
+        # From elsewhere. Else the terminal would be left as it is now.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, partial(self.exit, return_code=128 + number))
+        self.run_worker(self._follow, thread=True)
+        self.set_interval(1.0, self._say)
         self.query_one("#running").focus()
+
+    def on_unmount(self) -> None:
+        self._leave()
 
     def _follow(self) -> None:
         """On its thread: hand every response over, as long as anybody looks."""
         here = get_current_worker()
         try:
-            for response in self._told():
+            for response in self._told:
                 if here.is_cancelled:
                     return
                 self.call_from_thread(self.take, response)
@@ -106,10 +134,9 @@ class Top(App[None]):
 
     def take(self, response: WatchResponse) -> None:
         """One more response; while held, what it says is kept and not shown."""
-        before = copy(self._core)
-        before.sequences = {key: copy(one) for key, one in self._core.sequences.items()}
+        self._rates = rates(self._newest, response)
         self._core.take(response)
-        self._before = before
+        self._newest, self._heard_s = response, time.monotonic()
         if not self._is_held:
             self._show()
 
@@ -131,8 +158,9 @@ class Top(App[None]):
 
     def _show(self) -> None:
         core, shown = self._core, list(choices(self._core))
-        held = "HELD  " if self._is_held else ""
-        self.query_one("#headline", Static).update(held + headline(core, rates(self._before, core)))
+        if self._newest is not None:
+            self._line = headline(core, self._rates)
+        self._say()
         self._fill("workers", worker_rows(core))
         self._fill("running", running_rows(shown))
         self._fill("queue", queue_rows(shown))
@@ -142,10 +170,18 @@ class Top(App[None]):
             maps = [block_map(core, worker, width) for worker in core.workers.values()]
             blocks.update("\n".join(maps))
 
+    def _say(self) -> None:
+        """The headline, and how old it is if it is."""
+        silent_s = time.monotonic() - self._heard_s
+        is_old = self._newest is not None and silent_s > self._silent_s
+        said = ["HELD"] * self._is_held + [f"NOTHING TOLD FOR {silent_s:.0f} s"] * is_old
+        self._headline.update("  ".join([*said, self._line]))
+
     def _fill(self, name: str, rows: Iterator[Row]) -> None:
         """Rows that stay are changed in place: the cursor and the scroll stay where they are."""
         table: DataTable[str] = self.query_one(f"#{name}", DataTable)
-        wanted = {row.key: row.cells for row, _ in zip(rows, range(ROWS_MAX), strict=False)}
+        # An address of IPv6 is written as a style is.
+        wanted = {row.key: (*map(escape, row.cells),) for row in islice(rows, ROWS_MAX)}
         known = [str(row.key.value) for row in table.ordered_rows]
         at = table.cursor_row
         if known != list(wanted)[: len(known)]:

@@ -14,6 +14,7 @@ from kaiten.cli.live import cell_view, ps
 from kaiten.cli.live.cell_view import (
     FREE,
     HELD,
+    NO_RATES,
     SHARED,
     Rates,
     choices,
@@ -25,7 +26,7 @@ from kaiten.cli.live.reasons import WORDS
 from kaiten.client.errors import ApiError, UnavailableError
 from kaiten.client.live_core import LiveCore
 from kaiten.v1.common_pb2 import WhyPassedOver
-from kaiten.v1.watch_pb2 import PassedOver, WatchResponse
+from kaiten.v1.watch_pb2 import PassedOver, WatchedStep, WatchedSteps, WatchResponse
 from scheduler_svc.core.commands import Command, Configured, MakePlan
 from scheduler_svc.core.outcome import Outcome, Why
 from scheduler_svc.core.types import WorkerSpec
@@ -134,7 +135,7 @@ def test_a_cell_that_cannot_get_on_says_so_though_nobody_waits() -> None:
 
     def said() -> list[str]:
         lines = [
-            headline(core, rates(None, core)),
+            headline(core, NO_RATES),
             next(watch.lines_of(core)),
             [*ps.lines_of(core)][-1],
         ]
@@ -162,7 +163,7 @@ def test_people_read_the_planners_own_words() -> None:
 
 def test_ps_gives_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     told = crowded().tell()
-    monkeypatch.setattr(ps, "responses", lambda *_: iter([told]))
+    monkeypatch.setattr(ps, "Watching", lambda *_: [told])
     assert ps.ps([("here", None)], api_key=None, as_json=True) == 0
     first, *_, last = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert (first["id"], first["tenant"], first["state"], first["slot"]) == (
@@ -179,26 +180,24 @@ def test_ps_says_that_nobody_answers(
 ) -> None:
     screen = Screen()
     screen.told.put(UnavailableError("nobody is there"))
-    monkeypatch.setattr(ps, "responses", lambda *_: screen.responses())
+    monkeypatch.setattr(ps, "Watching", lambda *_: screen)
     assert ps.ps([("here:1", None)], api_key=None, as_json=False) == 1
     assert "nobody is there" in capsys.readouterr().err
 
 
-def test_rates_are_of_what_came_between_two_looks_of_one_leader() -> None:
-    cell, before = crowded(), LiveCore()
-    before.take(cell.tell())
-    tokens = sum(one.counts.num_tokens for one in before.sequences.values())
-    cell.turns(2)
-    now = LiveCore()
-    cell.view = None
-    now.take(cell.tell())
-    more = sum(one.counts.num_tokens for one in now.sequences.values()) - tokens
-    seconds = (now.unix_ns - before.unix_ns) / SECOND
-    assert more > 0
-    assert cell_view.rates(before, now).tokens_per_s == pytest.approx(more / seconds)
+def test_rates_are_of_the_steps_between_two_responses_of_one_leader() -> None:
+    """Also of requests that came and went between them, of which nothing else is told."""
+    before = WatchResponse(epoch=7, seq=8, unix_ns=SECOND)
+    steps = [
+        WatchedSteps(worker_id="w1", steps=[WatchedStep(num_tokens=2), WatchedStep(num_tokens=4)]),
+        WatchedSteps(worker_id="w2", steps=[WatchedStep(num_tokens=6)]),
+    ]
+    now = WatchResponse(epoch=7, seq=28, unix_ns=3 * SECOND, steps=steps)
+    assert rates(before, now) == Rates(tokens_per_s=6, records_per_s=10)
+    now.steps[0].num_skipped = 9
+    assert rates(before, now).tokens_per_s == 24, "those that are not told were like these"
     now.epoch += 1
-    assert cell_view.rates(before, now) == Rates(0, 0)
-    assert cell_view.rates(None, now) == Rates(0, 0)
+    assert rates(before, now) == rates(None, now) == Rates(0, 0)
 
 
 def test_a_worker_behind_a_socket_is_called_by_its_name() -> None:
@@ -239,11 +238,16 @@ def test_a_large_pool_has_several_blocks_to_a_sign() -> None:
 class Screen:
     """`kaiten top`, told by a test."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, silent_s: float = 3600) -> None:
         self.told: queue.Queue[WatchResponse | ApiError | None] = queue.Queue()
-        self.app = Top(self.responses)
+        self.has_left = False
+        self.app = Top(self, self.leave, silent_s=silent_s)
 
-    def responses(self) -> Iterator[WatchResponse]:
+    def leave(self) -> None:
+        self.has_left = True
+        self.told.put(None)
+
+    def __iter__(self) -> Iterator[WatchResponse]:
         while (one := self.told.get()) is not None:
             if isinstance(one, ApiError):
                 raise one
@@ -253,6 +257,12 @@ class Screen:
         table: DataTable[str] = self.app.query_one(f"#{name}", DataTable)
         return [table.get_row_at(index) for index in range(table.row_count)]
 
+    def drawn(self, name: str) -> str:
+        """A widget as a terminal has it, without line ends and more than one space."""
+        widget = self.app.query_one(f"#{name}")
+        lines = (widget.render_line(y).text for y in range(widget.size.height))
+        return " ".join(" ".join(lines).split())
+
     def text(self, name: str) -> str:
         return str(self.app.query_one(f"#{name}", Static).content)
 
@@ -260,6 +270,12 @@ class Screen:
 async def shows(pilot: Pilot[None], screen: Screen, words: str) -> None:
     """Until the headline says so."""
     while words not in screen.text("headline"):
+        await pilot.pause(0.01)
+
+
+async def draws(pilot: Pilot[None], screen: Screen, name: str, words: str) -> None:
+    """Until it does: columns become as wide as they must when nothing else is to be done."""
+    while words not in screen.drawn(name):
         await pilot.pause(0.01)
 
 
@@ -307,8 +323,47 @@ async def test_top_follows_what_is_told_and_keys_move_about() -> None:
         assert "1 waiting" in screen.text("headline"), "it stands still"
         await pilot.press("space")
         await shows(pilot, screen, "0 waiting")
-        await pilot.press("q")
-        screen.told.put(None)
+
+
+@pytest.mark.parametrize("key", ["q", "ctrl+c"])
+async def test_top_ends_though_nothing_is_told(key: str) -> None:
+    """Its thread waits for the next response: of a server that hangs, none comes."""
+    screen = Screen()
+    async with screen.app.run_test() as pilot:
+        await pilot.press(key)
+        while screen.app.return_code is None:
+            await pilot.pause(0.01)
+    assert screen.app.return_code == 0
+    assert screen.has_left
+
+
+async def test_what_is_old_does_not_look_as_if_it_lived() -> None:
+    cell, screen = crowded(), Screen(silent_s=0)
+    async with screen.app.run_test() as pilot:
+        await pilot.press("space", "space")
+        assert screen.text("headline") == "nothing was told yet"
+        screen.told.put(cell.tell())
+        await shows(pilot, screen, "NOTHING TOLD FOR")
+        assert "leader 7" in screen.text("headline")
+
+
+async def test_an_address_of_ipv6_is_shown_whole() -> None:
+    """In square brackets, as rich writes styles."""
+    cell, screen = crowded(), Screen()
+    cell.addresses = {"w1": "[fd00::1]:50061"}
+    async with screen.app.run_test(size=(140, 50)) as pilot:
+        screen.told.put(cell.tell())
+        for name in ("workers", "running"):
+            await draws(pilot, screen, name, "[fd00::1]:50061")
+
+
+async def test_a_narrow_terminal_shows_all_of_the_headline() -> None:
+    cell, screen = crowded(), Screen()
+    response = cell.tell()
+    response.workers[0].is_late = True
+    async with screen.app.run_test(size=(40, 30)) as pilot:
+        screen.told.put(response)
+        await draws(pilot, screen, "headline", "1 uncommitted a step of the worker is overdue")
 
 
 async def test_top_ends_with_the_reason_when_nobody_tells_any_more() -> None:
