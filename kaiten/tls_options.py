@@ -1,5 +1,6 @@
 """How a command reaches a gateway that speaks TLS: the same flags and variables for all."""
 
+import re
 import sys
 from dataclasses import dataclass
 from os.path import expanduser
@@ -12,6 +13,10 @@ from kaiten.tls import TLS
 
 SECURE: Final = ("https://", "grpcs://")
 PLAIN: Final = ("grpc://", "http://")
+SOCKET: Final = "unix:"
+# Of one address, or of several behind one name, as gRPC writes them.
+PORT: Final = re.compile(r":([0-9]+)(?=[/,]|$)", re.ASCII)
+PORT_MAX: Final = 65535
 
 
 @Parameter(name="*")
@@ -40,14 +45,16 @@ class TlsOptions:
     ] = None
 
     def of(self, address: str) -> tuple[str, TLS | None]:
-        """host:port, and the TLS to speak with it. ValueError says which file is wrong."""
+        """host:port, and the TLS to speak with it. ValueError says what of it, or which file, is
+        wrong."""
+        _check(address)
         scheme = next((each for each in (*SECURE, *PLAIN) if address.startswith(each)), "")
         ca, cert, key = map(_given, (self.tls_ca, self.tls_cert, self.tls_key))
         is_asked = self.tls or ca or cert or key
         if scheme in PLAIN and is_asked:
             raise ValueError(f"{address}: {scheme} is without TLS; write {SECURE[0]}, or nothing")
         if not (is_asked or scheme in SECURE):
-            return address.removeprefix(scheme), None
+            return address.removeprefix(scheme).rstrip("/"), None
         tls = TLS(ca=ca, cert=cert, key=key)
         tls.credentials()
         return address.removeprefix(scheme).rstrip("/"), tls
@@ -59,6 +66,15 @@ class TlsOptions:
         except ValueError as error:
             print(error, file=sys.stderr)
             sys.exit(2)
+
+
+def _check(address: str) -> None:
+    """gRPC would ask somebody else: of a larger port it takes the lower 16 bits."""
+    if not address:
+        raise ValueError("the address is empty: it must be host:port")
+    ports = () if address.startswith(SOCKET) else PORT.findall(address)
+    if wrong := next((port for port in ports if not 1 <= int(port) <= PORT_MAX), None):
+        raise ValueError(f"{address}: a port must be from 1 to {PORT_MAX}, got {wrong}")
 
 
 def _given(path: Path | None) -> Path | None:
