@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:50051"
 
-app = App(
+app: App = App(
     name="kaiten",
     help="Serve large language models with continuous batching.",
     version=packages.version_here,
     default_parameter=Parameter(negative=(), show_default=shown_default),
-    error_formatter=explained,
+    error_formatter=lambda error: explained(error, app),
     config=from_file,
 )
 app.register_install_completion_command(

@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Final
 
-from cyclopts import CycloptsError, CycloptsPanel, UnknownOptionError, UnusedCliTokensError
+from cyclopts import App, CycloptsError, CycloptsPanel, UnknownOptionError, UnusedCliTokensError
 
 SPLIT: Final = "a worker is one GPU with the whole model; more of them: --workers"
 CHUNKED: Final = "prompts are always computed in chunks beside decodes; how: --mix"
@@ -39,7 +39,7 @@ INSTEAD: Final[Mapping[str, str]] = {
     "--lora-modules": LORA,
     "--uvicorn-log-level": "use --log-level",
     "--download-dir": "set HF_HOME in the environment",
-    "--model-id": "use --model, or the bare name after serve",
+    "--model-id": "use --model, or the bare name",
     "--hostname": "use --host",
     "--quantize": "use --weight-dtype int8 or int4; quantized checkpoints are not read",
     "--num-shard": SPLIT,
@@ -64,7 +64,7 @@ INSTEAD: Final[Mapping[str, str]] = {
     "--cache-type-v": "use --kv-dtype",
     "--n-gpu-layers": "the whole model is on one device: --device",
     "--gpu-layers": "the whole model is on one device: --device",
-    "--hf-repo": "use --model, or the bare id after serve",
+    "--hf-repo": "use --model, or the bare id",
     "--cont-batching": "batches are always continuous",
     "--api-key-file": "use --api-keys-file, see `kaiten keygen`",
     "--metrics": "/metrics of the HTTP API is always there; other parts: --metrics-port",
@@ -72,12 +72,16 @@ INSTEAD: Final[Mapping[str, str]] = {
 }
 
 
-def explained(error: CycloptsError) -> object:
+def explained(error: CycloptsError, app: App) -> object:
     """The panel of a mistake. A flag of another server is told by its name here."""
-    if isinstance(error, UnknownOptionError) and error.command_chain == ("serve",):
-        flag = (error.token.keyword or error.token.value).partition("=")[0]
+    if isinstance(error, UnknownOptionError) and error.command_chain in (("serve",), ("run",)):
+        (command,), keyword = error.command_chain, error.token.keyword or error.token.value
+        flag = keyword.partition("=")[0]
         if flag in INSTEAD:
-            return CycloptsPanel(f"kaiten serve has no {flag}: {INSTEAD[flag]}.")
+            return CycloptsPanel(f"kaiten {command} has no {flag}: {INSTEAD[flag]}.")
+        if any(flag in each.names for each in app["serve"].assemble_argument_collection()):
+            fix = "kaiten serve has it, and kaiten chat talks to what that serves"
+            return CycloptsPanel(f"kaiten {command} has no {flag}: {fix}.")
     if isinstance(error, UnusedCliTokensError) and error.target is not None:
         return CycloptsPanel(of_unused(error))
     return CycloptsPanel(error)
