@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any, Final, TypeAlias, TypedDict, cast
 
+from google.protobuf.message import Message as ProtoMessage
+
 from kaiten.client.errors import InvalidRequestError
 from kaiten.client.results import ToolCall
 from kaiten.v1 import common_pb2, inference_service_pb2
@@ -182,11 +184,25 @@ def _set_input(
 
 
 def _message(given: Mapping[str, Any]) -> inference_service_pb2.ChatMessage:
+    _check_texts("a message", given, inference_service_pb2.ChatMessage)
     calls = [
-        inference_service_pb2.ToolCall(**(asdict(each) if isinstance(each, ToolCall) else each))
+        asdict(each) if isinstance(each, ToolCall) else each
         for each in given.get("tool_calls") or ()
     ]
-    return inference_service_pb2.ChatMessage(**{**given, "tool_calls": calls})
+    for each in calls:
+        _check_texts("a tool call", each, inference_service_pb2.ToolCall)
+    made = [inference_service_pb2.ToolCall(**each) for each in calls]
+    return inference_service_pb2.ChatMessage(**{**given, "tool_calls": made})
+
+
+def _check_texts(what: str, given: object, kind: type[ProtoMessage]) -> None:
+    """protobuf does not say which of them is none."""
+    if not isinstance(given, Mapping):
+        raise TypeError(f"{what} is a mapping, with {', '.join(kind.DESCRIPTOR.fields_by_name)}")
+    for field in kind.DESCRIPTOR.fields:
+        is_text = isinstance(given.get(field.name), str | bytes | None)
+        if field.type == field.TYPE_STRING and not is_text:
+            raise TypeError(f"{field.name} must be a text")
 
 
 def _set_tools(
