@@ -1,5 +1,6 @@
 """The terminal that commands write to."""
 
+import re
 import sys
 from contextlib import suppress
 from typing import Any, Final, TextIO
@@ -7,6 +8,8 @@ from typing import Any, Final, TextIO
 from rich.console import Console
 
 COLUMNS_WHEN_PIPED: Final = 100
+# All but a tab and the ends of lines.
+CONTROLS: Final = re.compile(r"\r(?!\n)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 
 
 class _Unfailing:
@@ -28,6 +31,24 @@ class _Unfailing:
     def flush(self) -> None:
         with suppress(OSError):
             self._stream.flush()
+
+
+def harmless(text: str) -> str:
+    """For a terminal, which obeys control characters: with pictures in their place. A model, and
+    whoever wrote what it repeats, could set its title, its clipboard or what was shown before.
+    """
+    return CONTROLS.sub(_picture, text)
+
+
+def _picture(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return chr(0x2400 + code) if code < 0x20 else "\u2421" if code == 0x7F else "\ufffd"
+
+
+def say(text: str) -> None:
+    """On standard output, at once; to a program as it is."""
+    sys.stdout.write(harmless(text) if sys.stdout.isatty() else text)
+    sys.stdout.flush()
 
 
 def shown_default(value: object) -> str | None:

@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from kaiten.api_key import HOW_TO_GIVE
-from kaiten.console import console
+from kaiten.console import console, harmless
 from kaiten.tls import TLS, certificate_problem, verifier
 from kaiten.waits import doubled_s
 
@@ -153,7 +153,7 @@ def batch(url: str, tls: TLS | None, path: Path, *, api_key: str | None, cancels
             ended = _followed(server, found)
             return _told(server, ended, files)
     except (BatchError, OSError, httpx.InvalidURL) as error:
-        _out().print(Text(f"error: {error}", style="red"), soft_wrap=True)
+        _out().print(Text(harmless(f"error: {error}"), style="red"), soft_wrap=True)
         return 1
     except KeyboardInterrupt:
         if files.note.exists():
@@ -276,7 +276,7 @@ def _told(server: Server, ended: dict[str, Any], files: Files) -> int:
     if files.errors.exists():
         told.append(f"\n{counts['failed']} not answered, and why: {files.errors}")
     for problem in (ended["errors"] or {}).get("data", ()):
-        told.append(f"\n{problem['message']}")
+        told.append(harmless(f"\n{problem['message']}"))
     _out().print(told, soft_wrap=True)
     _forget(server, ended["input_file_id"], files)
     return 0 if counts["completed"] == counts["total"] > 0 else 1

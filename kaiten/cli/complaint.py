@@ -11,7 +11,7 @@ from kaiten.client.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
-from kaiten.console import console
+from kaiten.console import console, harmless
 from kaiten.tls import HTTP_1_HINT, TURNED_AWAY_HINT
 
 SOMEBODY_IS_THERE: Final = (HTTP_1_HINT, TURNED_AWAY_HINT)
@@ -21,7 +21,7 @@ RESUME_S: Final = 5.0
 
 def complain(error: ApiError, address: str) -> int:
     """Say what went wrong, and what to do; the exit code."""
-    text = Text(f"error: {error}", style="red")
+    text = Text(harmless(f"error: {error}"), style="red")
     is_away = isinstance(error, UnavailableError)
     if isinstance(error, DeadlineExceededError) or (is_away and error.is_of_service):
         text.append(f"\nwhat it says of itself: kaiten healthcheck {address.partition(',')[0]}")

@@ -10,6 +10,7 @@ from kaiten.cli.complaint import RESUME_S, complain
 from kaiten.client import TLS, Client, Completion, Generation
 from kaiten.client.errors import ApiError
 from kaiten.client.request import GenerateOptions
+from kaiten.console import say
 
 
 def prompt_of(prompt: str | None, file: Path | None) -> str:
@@ -75,7 +76,7 @@ def generate(
             client.generate(prompt, **options) as generation,
         ):
             if as_json:
-                print(_json(generation.result))
+                say(_json(generation.result) + "\n")
             else:
                 _stream(generation)
             choice = generation.result.choices[0]
@@ -103,7 +104,12 @@ def _json(completion: Completion) -> str:
 
 
 def _stream(generation: Generation) -> None:
-    for delta in generation:
-        sys.stdout.write(delta.text)
-        sys.stdout.flush()
-    sys.stdout.write("\n")
+    """What is said after it begins a line, be it why it broke off."""
+    end = ""
+    try:
+        for delta in generation:
+            say(delta.text)
+            end = "\n"
+        end = "\n"
+    finally:
+        say(end)

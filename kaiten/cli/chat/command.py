@@ -14,7 +14,7 @@ from kaiten.cli.complaint import complain
 from kaiten.client import Client, Delta, RequestStatus
 from kaiten.client.errors import ApiError
 from kaiten.client.request import GenerateOptions
-from kaiten.console import console
+from kaiten.console import console, harmless, say
 
 # Before it is worth saying that an answer has not begun; then between two looks at its place.
 PATIENCE_S: Final = 0.4
@@ -29,7 +29,7 @@ def converse(client: Client, chat: Chat, address: str) -> int:
             if line.startswith("/") and not line.startswith("//"):
                 outcome = chat.obey(line)
                 if outcome.say:
-                    console().print(Text(outcome.say, style="dim"), soft_wrap=True)
+                    console().print(Text(harmless(outcome.say), style="dim"), soft_wrap=True)
                 if outcome.leaves:
                     break
                 question = outcome.ask
@@ -43,7 +43,7 @@ def _ask(client: Client, chat: Chat, question: str, address: str) -> int:
     chat.asks(question)
     messages = chat.messages(question)
     asked = {**chat.options, "messages": messages, "parse_output": True}
-    thought = _Thought()
+    thought, has_begun = _Thought(), False
     try:
         generation = client.generate(**cast(GenerateOptions, asked))
         with generation, _Waiting(client, generation.request_id) as waiting:
@@ -51,14 +51,15 @@ def _ask(client: Client, chat: Chat, question: str, address: str) -> int:
                 for delta in generation:
                     waiting.end()
                     thought.tell(delta)
-                    sys.stdout.write(delta.text)
-                    sys.stdout.flush()
+                    say(delta.text)
+                    has_begun = True
             if was_interrupted():
                 print(" …")
                 return 0
             print()
             answer = generation.result
     except ApiError as error:
+        print(end="\n" * has_begun)
         return complain(error, address)
     if answer.choices[0].finish_reason == "error":
         return complain(ApiError(answer.choices[0].error), address)
@@ -80,7 +81,9 @@ class _Thought:
             return
         if delta.reasoning:
             self._goes_on = True
-            self._console.print(Text(delta.reasoning, style="dim"), end="", soft_wrap=True)
+            self._console.print(
+                Text(harmless(delta.reasoning), style="dim"), end="", soft_wrap=True
+            )
         if delta.text and self._goes_on:
             self._goes_on = False
             self._console.print("\n")

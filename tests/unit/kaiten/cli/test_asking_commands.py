@@ -12,8 +12,9 @@ import pytest
 
 from kaiten.local.ports import HeldPort
 from service_kit.errors import InvalidRequest, Unauthenticated
-from tests.support.commands import here, said_by
+from tests.support.commands import here, kaiten, said_by
 from tests.support.scripted_gateway import ScriptedGateway, accepted, delta, done, finished
+from tests.support.terminal import Terminal
 
 Ask = Callable[..., Awaitable[tuple[int, str]]]
 
@@ -78,6 +79,27 @@ async def test_generate_streams_the_text() -> None:
     assert (code, said) == (0, "Hello you ")
     assert (request.text, request.sampling.max_tokens, request.sampling.seed) == ("Say:", 9, 3)
     assert list(request.stop) == ["a"]
+
+
+# A title, a clipboard, a cleared screen, the beginning of this line; C1 and DEL.
+HOSTILE = "a\x1b]0;b\x07\x1b]52;c;Yg==\x07\x1b[2Jc\r\x9b2J\x7f\td\r\ne"
+
+
+async def test_a_terminal_does_not_obey_what_a_model_says() -> None:
+    script = [accepted(), delta(0, HOSTILE), InvalidRequest("text", "a\x1b[2Jb")]
+    async with ScriptedGateway(script, script) as gateway:
+
+        def story() -> None:
+            with Terminal("generate", "Say:", "--address", gateway.address) as terminal:
+                assert terminal.ends() == 1
+                said = terminal.shown
+            assert "a␛]0;b␇␛]52;c;Yg==␇␛[2Jc␍\ufffd2J␡\td\ne\nerror: text: a␛[2Jb\n" in said
+
+        await asyncio.to_thread(story)
+        words = ("generate", "Say:", "--address", gateway.address)
+        piped = await asyncio.to_thread(kaiten, *words)
+    read = io.IncrementalNewlineDecoder(None, translate=True).decode(HOSTILE)
+    assert piped.out == f"{read}\n", "a program has it as it is"
 
 
 @pytest.mark.parametrize(
