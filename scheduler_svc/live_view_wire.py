@@ -149,7 +149,8 @@ def _running(view: View) -> Batches:
 def steps_to_proto(
     notes: Sequence[StepNote], num_skipped: int, known: Batches = MappingProxyType({})
 ) -> Iterator[WatchedSteps]:
-    """By worker, told against the batches that are known."""
+    """By worker, told against the batches that are known. Of whom those are that are not there any
+    more nobody knows: they are told once."""
     by_worker: dict[str, list[WatchedStep]] = {}
     members = dict(known)
     for note in notes:
@@ -161,6 +162,7 @@ def steps_to_proto(
         yield WatchedSteps(
             worker_id=worker_id, num_skipped=num_skipped, steps=steps, is_diff=is_diff
         )
+        num_skipped = 0
 
 
 def _step_to_proto(note: StepNote, before: Mapping[SlotIndex, Residency]) -> WatchedStep:
