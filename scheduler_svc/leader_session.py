@@ -256,7 +256,7 @@ class LeaderSession:
         if flight is not None:
             self.watching.stepped(flight, command.result, now_ns)
         self.timelines.take(command, outcome, now_ns, self.core.waiting)
-        self._meters.stepped(len(outcome.tokens.tokens), result.timings)
+        self._meters.stepped(result.timings)
         if self._tracing is not None:
             of = self._requests.traceparent
             self._tracing.stepped(link.worker_id, result, outcome.tokens, of, now_ns)
@@ -282,7 +282,7 @@ class LeaderSession:
         self._concerned |= dict.fromkeys(outcome.workers)
         if outcome.events:
             events, of = self._requests.whole(outcome.events), self._requests.traceparent
-            self._meters.ended(events, of)
+            self._meters.ended(self._journal.seq + 1, events, of)
             if self._tracing is not None:
                 self._tracing.ended(events, of, now_ns, self.timelines.tracks)
         commit = self._journal.write(command, outcome, now_ns, message, self.core.waiting)
@@ -297,8 +297,9 @@ class LeaderSession:
     def _on_commit(self, commits: Sequence[Commit]) -> None:
         """The ledger has acknowledged these; a turn has nothing new to find in most of it."""
         self._meters.spent("commit", self._commits.round_trip_ns)
-        first, last = commits[0].record, commits[-1].record
-        self.timelines.committed(first.unix_ns, last.unix_ns, self.now_ns())
+        records = [commit.record for commit in commits]
+        self._meters.committed(records)
+        self.timelines.committed(records[0].unix_ns, records[-1].unix_ns, self.now_ns())
         if self.core.is_store_behind:
             self._wake()
 

@@ -3,15 +3,18 @@
 Counters and gauges are plain numbers that a step changes and a scrape reads; only histograms are
 recorded, two per step and seven per request. The books balance at any time:
 requests taken in = requests that ended + requests handed over + requests live.
+What a deposed leader decides and cannot commit is its successor's to count, so tokens and ends
+count once they are committed.
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Final, Protocol
 
 from opentelemetry.metrics import Meter
 
+from kaiten.v1.ledger_pb2 import JournalRecord
 from kaiten.v1.worker_service_pb2 import StepTimings
 from ledger import Leader
 from scheduler_svc.core.outcome import Event, PassedOver, Plan, RequestOver, Why
@@ -118,6 +121,8 @@ class Meters:
         self._has_exemplars = has_exemplars
         self._requests = Counter(new=0, recovered=0)
         self._ended = Counter({reason.value: 0 for reason in Reason})
+        # By the number of the record that says so, with their spans.
+        self._uncommitted: deque[tuple[int, RequestOver, str]] = deque()
         self._workers_lost = Counter(dict.fromkeys(HOW_LOST.values(), 0))
         self._counts = Counter[str]()
         self._passed_over = Counter[tuple[str, str]]()
@@ -167,9 +172,8 @@ class Meters:
         hits = sum(join.num_computed_tokens for join in plan.joins)
         self._of_workers.planned(worker, budget, used, hits)
 
-    def stepped(self, tokens: int, timings: StepTimings) -> None:
-        """A step was booked, with so many tokens of output."""
-        self._counts["generation_tokens"] += tokens
+    def stepped(self, timings: StepTimings) -> None:
+        """A step was booked."""
         spent_ns, forward_us, sample_us = self._spent_ns, timings.forward_us, timings.sample_us
         spent_ns["wait"] += timings.wait_us * 1000
         spent_ns["forward"] += forward_us * 1000
@@ -185,11 +189,19 @@ class Meters:
         """What a cancelled request had is free, so long after the store took the cancel in."""
         self._histograms["abort_to_free"].record(after_ns / 1e9)
 
-    def ended(self, events: Iterable[Event], of: Callable[[SequenceId], str]) -> None:
-        """Requests may be over. `of`: the traceparent of one."""
+    def ended(self, seq: int, events: Iterable[Event], of: Callable[[SequenceId], str]) -> None:
+        """Requests may be over by the record of this number. `of`: the traceparent of one."""
         for event in events:
             if isinstance(event, RequestOver):
-                self._over(event, of(event.sequence_id) if self._has_exemplars else "")
+                traceparent = of(event.sequence_id) if self._has_exemplars else ""
+                self._uncommitted.append((seq, event, traceparent))
+
+    def committed(self, records: Sequence[JournalRecord]) -> None:
+        """The ledger has these."""
+        self._counts["generation_tokens"] += sum(len(record.token_ids) for record in records)
+        while self._uncommitted and self._uncommitted[0][0] <= records[-1].seq:
+            _, over, traceparent = self._uncommitted.popleft()
+            self._over(over, traceparent)
 
     def lost_worker(self, *, is_crash: bool | None) -> None:
         """A worker is gone. None: so far only its connection is; a crash is counted once known."""
@@ -197,8 +209,8 @@ class Meters:
 
     def leads(self, session: Standing | None) -> None:
         """Another leadership, or none. What the old one had live is the next leader's."""
-        if self.session is not None:
-            self._counts["requests_handed_over"] += self.session.core.live_count
+        self._counts["requests_handed_over"] += self.live
+        self._uncommitted.clear()
         self._counts["leader_changes"] += session is not None
         self.session, self.load = session, NO_LOAD
 
@@ -225,6 +237,12 @@ class Meters:
             self._histograms[name].record(value, context=context)
 
     # What is told
+
+    @property
+    def live(self) -> int:
+        """Requests taken in whose end is not committed."""
+        gone = self._ended.total() + self._counts["requests_handed_over"]
+        return self._requests.total() - gone
 
     def _count(self, meter: Meter) -> None:
         counter = meter.create_observable_counter
@@ -257,7 +275,8 @@ class Meters:
         what = "of this leadership; every later one's is higher"
         meter.create_observable_gauge("kaiten.leader_epoch", seen(self._epoch), "", what)
         gauge("is_leader", "this process leads the cell", lambda session: 1)
-        gauge("requests_live", "accepted and not over", lambda session: session.core.live_count)
+        live = seen(lambda: self.live)
+        meter.create_observable_gauge("kaiten.requests_live", live, "", "accepted and not over")
         gauge(
             "num_requests_waiting", "sequences that wait", lambda session: len(session.core.waiting)
         )

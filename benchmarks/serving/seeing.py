@@ -19,6 +19,7 @@ from gateway.values.generation_request import GenerationRequest, TextPrompt
 from gpu_worker.batch.plans import StepOutcome, StepResult, StepTimings
 from gpu_worker.service import metrics as worker_meters
 from kaiten.v1.common_pb2 import FinishReason
+from kaiten.v1.ledger_pb2 import JournalRecord
 from kaiten.v1.worker_service_pb2 import StepTimings as TimingsMessage
 from scheduler_svc import meters as scheduler_meters
 from scheduler_svc.core.commands import Command, StepDone
@@ -88,9 +89,13 @@ def counting(metrics: Metrics | None) -> dict[str, float]:
         one.first_ns = one.started_ns + 1
         gateway.closed(one, [20], [LENGTH], None, goes_on=False, is_kept=False)
 
+    def end() -> None:
+        scheduler.ended(1, [OVER], lambda _: "")
+        scheduler.committed([JournalRecord(seq=1)])
+
     return {
-        "scheduler_step": cost_us(lambda: scheduler.stepped(64, timings)),
-        "scheduler_request": cost_us(lambda: scheduler.ended([OVER], lambda _: "")),
+        "scheduler_step": cost_us(lambda: scheduler.stepped(timings)),
+        "scheduler_request": cost_us(end),
         "worker_step": cost_us(lambda: worker.stepped(RESULT)),
         "gateway_request": cost_us(visit),
     }

@@ -139,8 +139,25 @@ async def test_of_a_request_all_choices_count_also_those_that_ended_under_an_ear
     await earlier.step({first: [5, 6, 7, 8], first + 1: [9, 9]}, [failed])
     async with leading(ledger) as (session, _):
         session.tell(Cancel(sequence_id=first))
+        await until(lambda: session._meters.output_tokens, "its end is committed")
         assert session._meters.output_tokens == (4 + 2) / 2
         assert {k: n for k, n in session._meters._ended.items() if n} == {"error": 1}
+
+
+async def test_what_a_deposed_leader_decides_is_its_successors_to_count(ledger: Ledger) -> None:
+    """Seen: what it could not commit was counted by both."""
+    first = (await ledger.submit(submit_record("r"), b"")).sequence_id
+    async with leading(ledger) as (session, running):
+        lease = await ledger.leader()
+        assert await ledger.elect("there", 2, seen=lease, has_ended=True) is not None
+        session.tell(Cancel(sequence_id=first))
+        with pytest.raises(ExceptionGroup):
+            await asyncio.wait_for(running, 60)
+        meters = session._meters
+        assert meters.live == 1
+        meters.leads(None)
+        assert (meters.live, meters._counts["requests_handed_over"]) == (0, 1)
+        assert not meters._ended.total()
 
 
 async def test_a_new_leader_says_whose_workers_it_has_yet_to_reach(ledger: Ledger) -> None:

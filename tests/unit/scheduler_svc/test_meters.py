@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from opentelemetry.metrics import NoOpMeter
 
+from kaiten.v1.ledger_pb2 import JournalRecord
 from scheduler_svc import worker_meters
 from scheduler_svc.core.commands import MakePlan
 from scheduler_svc.core.planner.plan_builder import PASSED_OVER_MAX
@@ -48,7 +49,7 @@ class Told(NoOpMeter):
 
     def now(self, name: str) -> Mapping[tuple[str, ...], float]:
         """By the values of its labels."""
-        return {tuple(o.attributes.values()): o.value for o in self._reads[name](None)}
+        return {tuple((o.attributes or {}).values()): o.value for o in self._reads[name](None)}
 
 
 def test_only_who_leads_says_of_which_epoch() -> None:
@@ -62,6 +63,26 @@ def test_only_who_leads_says_of_which_epoch() -> None:
         assert told.now("kaiten.leader_epoch") == {(): epoch}
         meters.leads(None)
     assert told.now("kaiten.leader_epoch") == {}
+
+
+def test_tokens_and_ends_count_once_they_are_committed() -> None:
+    """Who cannot commit them leaves them to the next leader, who has the request live."""
+    cell, told = Cell(spec()), Told()
+    meters = Meters(told)
+    for _ in range(2):
+        meters.took_in(3, is_new=True)
+        cell.submit(3, 2)
+    cell.finish()
+    for seq, over in enumerate(cell.overs.values(), start=7):
+        meters.ended(seq, [over], lambda _: "")
+    assert (told.now("kaiten.requests_live"), meters._ended.total()) == ({(): 2}, 0)
+    meters.committed([JournalRecord(seq=6, token_ids=[5, 5]), JournalRecord(seq=7, token_ids=[5])])
+    assert (told.now("kaiten.requests_live"), meters._ended["length"]) == ({(): 1}, 1)
+    assert told.now("kaiten.generation_tokens") == {(): 3}
+    meters.leads(None)
+    meters.committed([JournalRecord(seq=8)])
+    assert told.now("kaiten.requests_handed_over") == {(): 1}
+    assert (told.now("kaiten.requests_live"), meters._ended.total()) == ({(): 0}, 1)
 
 
 def test_workers_that_are_gone_make_room_and_the_others_are_told_apart(

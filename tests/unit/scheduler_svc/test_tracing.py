@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 from opentelemetry.trace import SpanKind
 
+from kaiten.v1.ledger_pb2 import JournalRecord
 from kaiten.v1.worker_service_pb2 import StepResult, StepTimings
 from scheduler_svc.core.commands import MakePlan
 from scheduler_svc.core.outcome import Finished, Plan, RequestOver, StepTokens, Why
@@ -287,8 +288,9 @@ async def test_phases_of_a_request_that_somebody_will_ask_about_are_always_kept(
     assert queue.attributes["gen_ai.usage.cache_read.input_tokens"] == 0
     heard = Exemplars()
     meters = Meters(heard.meter, has_exemplars=True)
-    meters.ended([over(Reason.LENGTH)], lambda _: OTHER[:-1] + "0")
-    meters.ended([over(Reason.LENGTH, preemptions=1)], lambda _: unsampled)
+    meters.ended(1, [over(Reason.LENGTH)], lambda _: OTHER[:-1] + "0")
+    meters.ended(2, [over(Reason.LENGTH, preemptions=1)], lambda _: unsampled)
+    meters.committed([JournalRecord(seq=2)])
     assert set().union(*heard.traces().values()) == {queue.context.trace_id}
 
 
