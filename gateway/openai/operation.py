@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from starlette.routing import Route
+from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 
 from gateway.cell.ledger_session import LedgerLink
@@ -121,13 +121,22 @@ class PathApp:
             await answer(work, scope, receive, send, api.bodies, operation.body.identity)
 
 
+class PathRoute(Route):
+    """A wrong method of a path without parts leads to no other path with an id in that place."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        found, rest = super().matches(scope)
+        is_named = found is Match.PARTIAL and not self.param_convertors
+        return (Match.FULL, rest) if is_named else (found, rest)
+
+
 def routes_of(api: Api) -> list[Route]:
     """Starlette's. One per path: a wrong method is told which are right."""
     paths: dict[str, list[Operation]] = {}
     for each in api.operations:
         paths.setdefault(each.path, []).append(each)
     return [
-        Route(path, PathApp(api, several), methods=[each.method for each in several])
+        PathRoute(path, PathApp(api, several), methods=[each.method for each in several])
         for path, several in paths.items()
     ]
 

@@ -339,6 +339,9 @@ async def test_wrong_http(stack: Stack) -> None:
             (await http.post("/v1/completions", content=chunks()), 413, "100000 bytes"),
             (await http.get("/v1/completions"), 405, "Method Not Allowed"),
             (await http.get("/nowhere"), 404, "Not Found"),
+            # Where GET and DELETE have an id.
+            (await http.get("/v1/responses/input_tokens"), 405, "it takes POST"),
+            (await http.delete("/v1/responses/input_tokens"), 405, "it takes POST"),
             (await http.post("/v1/completions", content=b"{", headers=GZIP), 415, "got 'gzip'"),
             (await http.post("/v1/completions", content=b"{", headers=PLAIN), 400, "not valid"),
             (await http.post("/v1/files", content=b"{"), 415, "must be multipart/form-data, got"),
