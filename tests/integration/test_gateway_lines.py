@@ -16,6 +16,7 @@ from gateway.openai.batches.window import Window
 from gateway.requests.generation_service import GenerationService
 from gateway.requests.stream import Generation
 from gateway.tenants import PRIORITY_MAX
+from ledger.batches.batches import StoredBatch
 from tests.support.gateway_stack import WAIT_S, Stack, running_stack, until
 
 URL = "/v1/completions"
@@ -57,6 +58,27 @@ def line(number: int, **changes: Any) -> str:
 @pytest.fixture
 def stack_options() -> dict[str, Any]:
     return {"request_timeout_s": 600.0}
+
+
+async def test_one_that_is_cancelled_while_it_is_validated_tells_all_of_its_lines(
+    stack: Stack, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    validate = driver.BatchRun._validate
+
+    async def cancelled(run: driver.BatchRun, batch: StoredBatch) -> None:
+        state = (await http.post(f"/v1/batches/{batch.name.id}/cancel")).json()
+        assert state["status"] == "cancelling"
+        await validate(run, batch)
+
+    monkeypatch.setattr(driver.BatchRun, "_validate", cancelled)
+    path, state = await begun(http, [line(1), "{", line(3)]), dict[str, Any]()
+    while state.get("status") != "cancelled":
+        state = (await http.get(path)).json()
+    assert state["request_counts"] == {"total": 3, "completed": 0, "failed": 3}
+    assert state["output_file_id"] is None
+    told = (await http.get(f"/v1/files/{state['error_file_id']}/content")).text.splitlines()
+    assert [json.loads(each)["custom_id"] for each in told] == ["1", None, "3"]
+    assert not stack.scheduler.submits
 
 
 @pytest.mark.parametrize("opening_s", [60.0, 0.0])

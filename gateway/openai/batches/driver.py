@@ -186,8 +186,7 @@ class BatchRun:
                 return
             match batch.status:
                 case "validating":
-                    async with self._counting:
-                        await self._validate(batch)
+                    await self._validate(batch)
                 case "in_progress":
                     await self._compute(batch)
                 case "cancelling" | "finalizing":
@@ -197,13 +196,8 @@ class BatchRun:
                     return
 
     async def _validate(self, batch: StoredBatch) -> None:
-        """Count the lines. What is wrong with one of them is told as its answer."""
-        total, problem = 0, ""
-        try:
-            async for _ in self._lines(batch, lines_max=LINES_MAX):
-                total += 1
-        except (InputGone, TooManyLines) as error:
-            problem = str(error)
+        """What is wrong with one of its lines is told as its answer."""
+        total, problem = await self._count(batch)
         if not total:
             problem = problem or "the input file has no line"
         of = ("validating",)
@@ -213,6 +207,17 @@ class BatchRun:
         else:
             fields = {"total": str(total)}
             await self._link.ledger.batches.move(self._name, "in_progress", of=of, fields=fields)
+
+    async def _count(self, batch: StoredBatch) -> tuple[int, str]:
+        """Its lines, and what is wrong with the file."""
+        total = 0
+        async with self._counting:
+            try:
+                async for _ in self._lines(batch, lines_max=LINES_MAX):
+                    total += 1
+            except (InputGone, TooManyLines) as error:
+                return total, str(error)
+        return total, ""
 
     async def _compute(self, batch: StoredBatch) -> None:
         """All lines without an answer, until it is to be cancelled, its time is over, or its input
@@ -344,7 +349,9 @@ class BatchRun:
         it is over. No answer comes any more: whoever does it again writes the same.
         """
         numbers = await self._link.ledger.batches.answered(self._name)
-        rest = await self._rest(batch, set(numbers))
+        # It may have been cancelled while it was validated.
+        total = batch.number("total") or (await self._count(batch))[0]
+        rest = await self._rest(batch, total, set(numbers))
         if rest:
             await self._give_up(batch, set(numbers))
         fields, usage = dict[str, str](), UsageSum(batch.fields["endpoint"])
@@ -359,13 +366,16 @@ class BatchRun:
                 await self._keep_file(batch, writer, f"{self._name.id}_{OUTPUTS[is_ok]}.jsonl")
                 fields[f"{OUTPUTS[is_ok]}_file_id"] = writer.id
         fields |= usage.fields | {"failed": str(batch.number("failed") + len(rest))}
+        fields["total"] = str(total)
         state, of = _end(batch), ("finalizing", "cancelling")
         if await self._link.ledger.batches.move(self._name, state, of=of, fields=fields) == state:
             self._meters.lines["failed"] += len(rest)
 
-    async def _rest(self, batch: StoredBatch, answered: set[int]) -> dict[int, str | None]:
+    async def _rest(
+        self, batch: StoredBatch, total: int, answered: set[int]
+    ) -> dict[int, str | None]:
         """Lines without an answer, and what they are called where that can be read."""
-        left = range(1, batch.number("total") + 1)
+        left = range(1, total + 1)
         rest: dict[int, str | None] = {each: None for each in left if each not in answered}
         if rest:
             with suppress(InputGone):
