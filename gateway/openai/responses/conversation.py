@@ -1,6 +1,6 @@
 """The conversation that a response answers: what came before, what is referred to, what fits."""
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -8,7 +8,7 @@ from gateway.http.json_body import cut
 from gateway.openai.conversations.stored import StoredConversation
 from gateway.openai.operation import Api
 from gateway.openai.responses.body import InputItem, ResponseBody
-from gateway.openai.responses.reply import ID_PREFIX, OutputItem
+from gateway.openai.responses.reply import ID_PREFIX, NUMBERED, OutputItem
 from gateway.openai.responses.stored import StoredResponse, request_id_of
 from gateway.openai.responses.turns import as_input, turns_of_items
 from gateway.requests.validation import REQUEST_ID, PromptTooLong
@@ -126,16 +126,13 @@ async def _referenced(api: Api, tenant: Tenant, body: ResponseBody) -> dict[str,
     items: dict[str, InputItem] = {}
     read: set[str] = set()
     for index, id in body.references():
-        for request_id in origins_of(id):
-            if id in items or request_id in read:
-                continue
-            output = await _output(api, tenant, request_id)
-            if output is None:
-                continue
+        request_id = origin_of(id)
+        if request_id and request_id not in read:
             read.add(request_id)
             if len(read) > REFERENCED_MAX:
                 rule = f"must not refer to more than {REFERENCED_MAX} responses"
                 raise InvalidRequest("input", rule)
+            output = await _output(api, tenant, request_id)
             items |= {item.id: as_input(item) for item in output}
         if id not in items:
             rule = f"names {cut(repr(id))}, which no response that ended and is still here has said"
@@ -143,21 +140,21 @@ async def _referenced(api: Api, tenant: Tenant, body: ResponseBody) -> dict[str,
     return items
 
 
-def origins_of(id: str) -> Iterator[str]:
-    """The requests whose output it may be of. Calls are numbered; of a request's messages only
-    those behind the first are, and its own id may end like that.
+def origin_of(id: str) -> str:
+    """The request whose output it may be of; "": of none. Calls are numbered, and of a request's
+    messages those behind the first.
     """
     kind, _, rest = id.partition("_")
-    numbered = rest.rpartition("_")[0]
-    candidates = {"msg": (rest, numbered), "rs": (rest,), "fc": (numbered,)}.get(kind, ())
-    return (each for each in candidates if REQUEST_ID.fullmatch(each))
+    numbered = {"msg": rest.partition(NUMBERED)[0], "rs": rest, "fc": rest.rpartition("_")[0]}
+    origin = numbered.get(kind, "")
+    return origin if REQUEST_ID.fullmatch(origin) else ""
 
 
-async def _output(api: Api, tenant: Tenant, request_id: str) -> Sequence[OutputItem] | None:
-    """None: there is no such response, or it has not ended."""
+async def _output(api: Api, tenant: Tenant, request_id: str) -> Sequence[OutputItem]:
+    """Nothing: there is no such response, or it has not ended."""
     try:
         stored = await StoredResponse.find(api, tenant, ID_PREFIX + request_id)
         response = await stored.over()
-        return None if response is None else response.output
+        return () if response is None else response.output
     except NotFound:
-        return None
+        return ()

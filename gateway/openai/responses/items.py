@@ -27,6 +27,7 @@ from gateway.openai.responses.events import (
     opened,
 )
 from gateway.openai.responses.reply import (
+    NUMBERED,
     CallItem,
     ItemStatus,
     OutputItem,
@@ -93,7 +94,7 @@ class Items:
     def _text(self, text: str) -> None:
         if not isinstance(self._open, OutputMessage):
             before = sum(isinstance(each, OutputMessage) for each in self.output)
-            id = f"msg_{self._id}_{before}" if before else f"msg_{self._id}"
+            id = f"msg_{self._id}{NUMBERED}{before}" if before else f"msg_{self._id}"
             self._begin(OutputMessage(id=id, content=[], status="in_progress"), OutputText())
         if text:
             self._go_on(TextDeltaEvent, text, content_index=0, logprobs=[])

@@ -11,6 +11,9 @@ from gateway.openai.usage import Usage as OtherUsage
 from gateway.values import request_ids
 
 ID_PREFIX: Final = request_ids.RESPONSE
+# Behind a response's own name, in ids of what it was asked and of messages behind its first: no
+# name that a client gives has it.
+NUMBERED: Final = "~"
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 

@@ -11,6 +11,7 @@ from gateway.openai.responses.body import (
     ReasoningInput,
 )
 from gateway.openai.responses.reply import (
+    NUMBERED,
     CallItem,
     CallOutputItem,
     InputTextReply,
@@ -31,7 +32,7 @@ def items_of_turns(prefix: str, turns: Sequence[Message], num_before: int = 0) -
     return [
         item
         for index, turn in enumerate(turns, num_before)
-        for item in _items_of_turn(f"{prefix}_in{index}", turn)
+        for item in _items_of_turn(f"{prefix}{NUMBERED}in{index}", turn)
     ]
 
 

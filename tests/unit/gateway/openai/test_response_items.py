@@ -5,10 +5,14 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.openai.responses.conversation import origin_of
 from gateway.openai.responses.events import Event
 from gateway.openai.responses.items import DELTAS, Items, after
+from gateway.openai.responses.reply import message_id
+from gateway.openai.responses.turns import items_of_turns
 from gateway.text.tools.formats import REASONING_FORMATS, TOOL_FORMATS
 from gateway.text.tools.parser import OutputParser, Piece, Speech
+from gateway.values.generation_request import Message, ToolCall
 
 SPEECH = Speech(
     tools=next(each for each in TOOL_FORMATS if each.name == "hermes"),
@@ -72,6 +76,30 @@ def test_items_come_one_after_the_other() -> None:
     assert len({item.id for item in items.output}) == len(kinds)
     indexes = [event.output_index for event in events]  # type: ignore[union-attr]
     assert indexes == sorted(indexes)
+
+
+def test_no_two_responses_have_an_item_of_one_id() -> None:
+    """Whatever their clients have called them."""
+    names = ["a", *("a_0", "a_1", "a_in0", "a_in0_0", "a_in0_r", "a-in0", "a.1")]
+    asked = [
+        Message(
+            role="assistant",
+            content="b",
+            reasoning="c",
+            tool_calls=(ToolCall(id="d", name="e", arguments="{}"),),
+        ),
+        Message(role="user", content="f"),
+    ]
+    ids: list[str] = []
+    for name in names:
+        items = Items(f"resp_{name}", 1)
+        for pieces in pieces_of(TEXTS[2], []):
+            items.feed(pieces)
+        items.end("completed")
+        found = [*items.output, *items_of_turns(message_id(f"resp_{name}"), asked)]
+        ids += [item.id for item in found]
+        assert {origin_of(item.id) for item in items.output} == {name}
+    assert len({*ids}) == len(ids)
 
 
 def test_an_output_of_nothing_is_a_message() -> None:
