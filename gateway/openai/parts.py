@@ -192,7 +192,7 @@ class Parts:
             case Delta():
                 return self._of_delta(base + event.choice, event)
             case Finished():
-                has_calls = event.call_count > 0 and self._shown.calls_as_end
+                has_calls = event.has_calls and self._shown.calls_as_end
                 return (Part(base + event.choice, end=event, has_calls=has_calls),)
             case Done():
                 self._done.append(event.message)

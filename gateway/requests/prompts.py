@@ -145,7 +145,9 @@ def _turn(message: Message) -> dict[str, Any]:
         "tool_calls": calls,
         "tool_call_id": message.tool_call_id,
     }
-    turn = {"role": message.role, "content": message.content}
+    # A turn that was cut off while it thought has said nothing; only one that calls has no content.
+    content = message.content if calls else message.content or ""
+    turn = {"role": message.role, "content": content}
     return turn | {key: value for key, value in more.items() if value}
 
 

@@ -72,22 +72,22 @@ class Finished(NamedTuple):
     reason: FinishReason
     output_tokens: int
     error: str
-    # Where the output is parsed.
-    call_count: int = 0
+    # Where the output is parsed: there were calls, and none is broken off.
+    has_calls: bool = False
     # Of an error: sent again, under another id, it may be served.
     is_retryable: bool = False
     # Of an error: what the request asks of its output left it no token.
     is_unsatisfiable: bool = False
 
     @classmethod
-    def of(cls, choice: int, ended: SequenceFinished, calls: int = 0) -> Self:
+    def of(cls, choice: int, ended: SequenceFinished, *, has_calls: bool = False) -> Self:
         """As the journal has it."""
         return cls(
             choice,
             ended.reason,
             ended.output_tokens,
             ended.error,
-            calls,
+            has_calls,
             ended.is_retryable,
             ended.is_unsatisfiable,
         )
@@ -184,11 +184,11 @@ class Choice:
             self._check_cursor(has_ended=ended is not None or is_stopped)
         if count or fed.text or fed.pieces:
             self._show(update, fed, events)
-        calls = self.text.call_count if isinstance(self.text, ParsedText) else 0
+        has_calls = isinstance(self.text, ParsedText) and self.text.has_calls
         if is_stopped:
-            self.end = Finished(self.index, STOP, self.text.output_tokens, "", calls)
+            self.end = Finished(self.index, STOP, self.text.output_tokens, "", has_calls)
         elif ended is not None:
-            self.end = Finished.of(self.index, ended, calls)
+            self.end = Finished.of(self.index, ended, has_calls=has_calls)
         if self.end is not None:
             events.append(self.end)
         return events

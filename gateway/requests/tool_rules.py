@@ -134,3 +134,12 @@ def _object(field: str, text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InvalidRequest(field, "must be a JSON object")
     return value
+def is_object(text: str) -> bool:
+    """Whether a call with these arguments could stand in a conversation."""
+    try:
+        _object("", text)
+    except InvalidRequest:
+        return False
+    return True
+
+

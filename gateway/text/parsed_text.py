@@ -26,8 +26,8 @@ class ParsedText:
         return self._text.output_tokens
 
     @property
-    def call_count(self) -> int:
-        return self._parser.call_count
+    def has_calls(self) -> bool:
+        return self._parser.has_calls
 
     @property
     def reasoning_tokens(self) -> int:

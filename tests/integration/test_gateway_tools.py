@@ -141,6 +141,20 @@ async def test_a_call_that_is_cut_off_ends_by_its_length(
         assert PARIS.startswith(arguments)
 
 
+async def test_a_call_that_a_stop_string_breaks_off_is_nothing_to_wait_for(
+    tmp_path: Path, redis_url: str, cell: str
+) -> None:
+    async with speaking("mistral_v3", tmp_path, redis_url, cell) as stack:
+        stack.says(SPOKEN["mistral_v3"])
+        chat = stack.gateway.openai.chat.completions
+        asked: dict[str, Any] = {"model": MODEL, "messages": ASK, "tools": TOOLS}
+        for stop, reason in (("aris", "stop"), (', {"name": "clock"', "tool_calls")):
+            reply = await chat.create(**asked, stop=stop)
+            assert reply.choices[0].finish_reason == reason
+            ((_, arguments),) = called(reply.choices[0].message)
+            assert arguments == PARIS.partition(stop)[0]
+
+
 async def test_reasoning_apart_with_and_without_its_begin(
     tmp_path: Path, redis_url: str, cell: str
 ) -> None:

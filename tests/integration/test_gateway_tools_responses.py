@@ -151,6 +151,57 @@ async def test_a_conversation_of_responses_goes_on_with_what_came_of_its_calls(
         ]
 
 
+@pytest.mark.parametrize("family", ["qwen3", "mistral_v3"])
+async def test_a_conversation_goes_on_behind_a_call_that_was_broken_off(
+    family: str, tmp_path: Path, redis_url: str, cell: str
+) -> None:
+    """By the end of its tokens, or by a stop string: nobody could have made it."""
+    said = SPOKEN[family]
+    async with speaking(family, tmp_path, redis_url, cell) as stack:
+        openai = stack.gateway.openai
+        count = len(stack.gateway.ids(said[: said.index("Paris") + 3]))
+        only_call = said[said.index("<tool_call>" if family == "qwen3" else "[TOOL_CALLS]") :]
+        cut: list[tuple[str, dict[str, Any], str]] = [
+            (said, {"max_output_tokens": count}, "incomplete"),
+            (said, {"extra_body": {"stop": "aris"}}, "completed"),
+            (only_call, {"extra_body": {"stop": "aris"}}, "completed"),
+        ]
+        for text, how, status in cut:
+            talk = await openai.conversations.create()
+            stack.says(text)
+            asked: dict[str, Any] = {"model": MODEL, "tools": RESPONSE_TOOLS}
+            first = await openai.responses.create(
+                **asked, input="Weather?", conversation=talk.id, **how
+            )
+            *before, call = first.output
+            assert call.type == "function_call"
+            assert PARIS.startswith(call.arguments)
+            assert (first.status, call.status) == (status, "incomplete")
+            stack.says("Hm.")
+            for of in ({"previous_response_id": first.id}, {"conversation": talk.id}):
+                again = await openai.responses.create(**asked, **of, input="And now?")
+                assert again.output_text == "Hm."
+                prompt = prompt_of(stack)
+                # Not what the tools say of themselves.
+                assert '"city": "P' not in prompt
+                assert ("I see." in prompt) is bool(before)
+                assert prompt.index("Weather?") < prompt.index("And now?")
+
+
+async def test_reasoning_that_was_broken_off_is_a_turn(
+    tmp_path: Path, redis_url: str, cell: str
+) -> None:
+    async with speaking("deepseek_r1", tmp_path, redis_url, cell) as stack:
+        stack.says("Hm, and so on")
+        responses = stack.gateway.openai.responses
+        first = await responses.create(model=MODEL, input="Weather?", max_output_tokens=2)
+        assert [item.type for item in first.output] == ["reasoning"]
+        stack.says("So.</think>Clear.")
+        again = await responses.create(model=MODEL, input="And?", previous_response_id=first.id)
+        assert again.output_text == "Clear."
+        assert "None" not in prompt_of(stack)
+
+
 async def test_wrong_tools_of_responses_are_named_as_its_body_has_them(
     tmp_path: Path, redis_url: str, cell: str
 ) -> None:

@@ -39,6 +39,7 @@ from gateway.openai.responses.reply import (
     message_id,
 )
 from gateway.requests.stream import Finished
+from gateway.requests.tool_rules import is_object
 from gateway.text.tools.parser import CallArguments, CallBegins, Content, Piece
 from kaiten.v1.common_pb2 import FinishReason
 
@@ -121,7 +122,9 @@ class Items:
             case None:
                 return
             case CallItem():
-                item = replace(item, arguments=text, status=status)
+                # However it ended: a stop string may break it off, too.
+                told: ItemStatus = "completed" if is_object(text) else "incomplete"
+                item = replace(item, arguments=text, status=told)
                 self._tell(ArgumentsDoneEvent, item_id=item.id, arguments=text)
             case ReasoningItem():
                 thought = ReasoningText(text)

@@ -22,6 +22,7 @@ from gateway.openai.responses.reply import (
     ReasoningItem,
     ReasoningText,
 )
+from gateway.requests.tool_rules import is_object
 from gateway.values.generation_request import Message
 
 
@@ -58,11 +59,22 @@ def _items_of_turn(id: str, message: Message) -> Iterator[Item]:
 
 
 def turns_of_items(items: Sequence[Item | OutputItem]) -> list[Message]:
-    """What an assistant thought, said and called is one."""
+    """What an assistant thought, said and called is one. A call that was broken off is none: no
+    template could write it. Its turn is one all the same: they take turns.
+    """
     turns: list[Message] = []
     for item in items:
-        as_input(item).added_to(turns)
+        given = as_input(item)
+        if isinstance(given, FunctionCallInput) and not is_object(given.arguments):
+            if turns and turns[-1].role == "assistant" and _says_something(turns[-1]):
+                continue
+            given = InputMessage(role="assistant", content="")
+        given.added_to(turns)
     return turns
+
+
+def _says_something(turn: Message) -> bool:
+    return turn.content is not None or bool(turn.tool_calls)
 
 
 def as_input(item: Item | OutputItem) -> InputItem:

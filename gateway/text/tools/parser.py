@@ -95,6 +95,11 @@ class OutputParser:
         return self._step not in (self._start, self._reasoning)
 
     @property
+    def has_calls(self) -> bool:
+        """There were calls, and none is broken off."""
+        return self.call_count > 0 and self._step != self._arguments
+
+    @property
     def is_single_call(self) -> bool:
         return self._speech.is_single_call and self._speech.tools is not None
 

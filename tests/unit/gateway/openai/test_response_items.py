@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from gateway.openai.responses.conversation import origin_of
 from gateway.openai.responses.events import Event
 from gateway.openai.responses.items import DELTAS, Items, after
-from gateway.openai.responses.reply import message_id
+from gateway.openai.responses.reply import CallItem, message_id
 from gateway.openai.responses.turns import items_of_turns
 from gateway.text.tools.formats import REASONING_FORMATS, TOOL_FORMATS
 from gateway.text.tools.parser import OutputParser, Piece, Speech
@@ -102,6 +102,15 @@ def test_no_two_responses_have_an_item_of_one_id() -> None:
     assert len({*ids}) == len(ids)
 
 
+def test_a_call_is_complete_where_its_arguments_are() -> None:
+    """However the output ended: by a stop string, too."""
+    for end in range(TEXTS[2].index("{") + 1, len(TEXTS[2])):
+        items, _ = told(TEXTS[2][:end], [])
+        for item in items.output:
+            if isinstance(item, CallItem):
+                assert (item.status == "completed") is (item.arguments == '{"a": "é}"}')
+
+
 def test_an_output_of_nothing_is_a_message() -> None:
     items, events = told("", [])
     assert [event.type.removeprefix("response.") for event in events] == [
@@ -116,6 +125,6 @@ def test_an_output_of_nothing_is_a_message() -> None:
 
 def test_what_is_cut_off_is_incomplete() -> None:
     items = Items("resp_x", 1)
-    items.feed([piece for pieces in pieces_of(TEXTS[2], []) for piece in pieces][:-1])
+    items.feed([piece for pieces in pieces_of(TEXTS[2], []) for piece in pieces])
     items.end("incomplete")
     assert [item.status for item in items.output][-2:] == ["completed", "incomplete"]
