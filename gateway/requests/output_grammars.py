@@ -33,6 +33,9 @@ class OutputGrammars:
         held = constrained(request, self._card, prompt_ids)
         if not held.sampling.HasField("structured_outputs"):
             return ""
+        if request.must_call and request.sampling.HasField("structured_outputs"):
+            # There is no answer that it could be of. It is refused all the same if it is none.
+            await self._process.grammar(request.sampling.structured_outputs, tenant)
         try:
             grammar = await self._process.grammar(held.sampling.structured_outputs, tenant)
         except InvalidRequest:

@@ -114,8 +114,9 @@ def constrained(
     assert card.tool_format is not None
     added = card.tokenizer.get_added_tokens_decoder().items()
     token_ids = {token.content: token_id for token_id, token in added}
-    # What must keep to a language of the client's has no reasoning.
-    answer = _answer(request.sampling)
+    # What must keep to a language of the client's has no reasoning; where a call must be made there
+    # is no answer that could.
+    answer = "" if request.must_call else _answer(request.sampling)
     calls = Calls(
         form=card.tool_format,
         functions=list(_functions(request, request.prompt.tools)),

@@ -13,7 +13,7 @@ from gateway.requests.reading import is_held
 from gateway.requests.validation import Limits, TooMany
 from gateway.text.model_card import ModelCard
 from gateway.values.generation_request import ChatPrompt, GenerationRequest, Tool
-from kaiten.v1.common_pb2 import FEATURE_STRUCTURED_OUTPUTS
+from kaiten.v1.common_pb2 import FEATURE_STRUCTURED_OUTPUTS, StructuredOutputs
 from service_kit.errors import InvalidRequest
 
 PREFIX: Final = "conversation"
@@ -71,22 +71,27 @@ def _check_held(
         field = f"{PREFIX}.tools.{index}.strict"
     if FEATURE_STRUCTURED_OUTPUTS not in limits.features:
         raise InvalidRequest(field, "no worker of this cell can keep to a grammar")
-    if request.must_call and has_own:
-        raise InvalidRequest(field, "cannot force a call where the output has a grammar")
-    if wanted.WhichOneof("constraint") == "grammar":
-        rule = "must be no grammar beside tools; give tool_choice none, or another form"
-        raise InvalidRequest(structured_outputs.FIELD, rule)
-    if has_own and card.tool_format is not None and card.tool_format.is_bare:
-        rule = (
-            "must not stand beside tools: this model's calls have no marks; give tool_choice none"
-        )
-        raise InvalidRequest(structured_outputs.FIELD, rule)
-    if wanted.WhichOneof("constraint") == "json":
-        _json(structured_outputs.FIELD, wanted.json)
+    if not request.must_call:
+        _check_answer(wanted, card)
     for name in structured_outputs.EXCLUDED:
         if getattr(request.sampling, name):
             rule = f"must not be set: with {field.rpartition('.')[2]} the output ends by a grammar"
             raise InvalidRequest(f"sampling.{name}", rule)
+
+
+def _check_answer(wanted: StructuredOutputs, card: ModelCard) -> None:
+    """What else than calls the output may be."""
+    form = wanted.WhichOneof("constraint")
+    if form == "grammar":
+        rule = "must be no grammar beside tools; give tool_choice none, or another form"
+        raise InvalidRequest(structured_outputs.FIELD, rule)
+    if form is not None and card.tool_format is not None and card.tool_format.is_bare:
+        rule = (
+            "must not stand beside tools: this model's calls have no marks; give tool_choice none"
+        )
+        raise InvalidRequest(structured_outputs.FIELD, rule)
+    if form == "json":
+        _json(structured_outputs.FIELD, wanted.json)
 
 
 def _check_size(prompt: ChatPrompt) -> None:
@@ -129,11 +134,6 @@ def _json(field: str, text: str) -> object:
     return value
 
 
-def _object(field: str, text: str) -> dict[str, Any]:
-    value = _json(field, text)
-    if not isinstance(value, dict):
-        raise InvalidRequest(field, "must be a JSON object")
-    return value
 def is_object(text: str) -> bool:
     """Whether a call with these arguments could stand in a conversation."""
     try:
@@ -143,3 +143,8 @@ def is_object(text: str) -> bool:
     return True
 
 
+def _object(field: str, text: str) -> dict[str, Any]:
+    value = _json(field, text)
+    if not isinstance(value, dict):
+        raise InvalidRequest(field, "must be a JSON object")
+    return value

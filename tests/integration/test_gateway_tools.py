@@ -391,6 +391,11 @@ async def test_strict_calls_are_held_by_a_grammar_or_refused(
         both = await grammar_of(stack, tools=TOOLS, response_format=schema)
         assert "get_weather" in both
         assert '"enum": ["no"]' in both
+        # Where a call must be made there is no answer that could be of it.
+        forced: dict[str, Any] = {"tools": TOOLS, "tool_choice": "required"}
+        assert await grammar_of(stack, **forced, response_format=schema) == await grammar_of(
+            stack, **forced
+        )
         # Said by other keywords, as it would be alone.
         either = {"oneOf": [{"const": "now"}, {"const": "then"}]}
         when: Any = {"type": "object", "properties": {"when": either}}
@@ -407,6 +412,11 @@ async def test_strict_calls_are_held_by_a_grammar_or_refused(
             ),
             (
                 {"tools": TOOLS, "extra_body": {"structured_outputs": {"regex": "("}}},
+                "structured_outputs",
+                "unclosed group",
+            ),
+            (
+                {**forced, "extra_body": {"structured_outputs": {"regex": "("}}},
                 "structured_outputs",
                 "unclosed group",
             ),

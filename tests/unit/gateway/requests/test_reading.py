@@ -148,5 +148,7 @@ def test_a_call_is_forced_by_one_who_can(card: ModelCard) -> None:
     with pytest.raises(InvalidRequest, match="tool_choice: no worker"):
         tool_rules.check_model(must, card, replace(LIMITS, features=features))
     must.sampling.structured_outputs.json_object = True
-    with pytest.raises(InvalidRequest, match="tool_choice: cannot force"):
-        tool_rules.check_model(must, card, LIMITS)
+    tool_rules.check_model(must, card, LIMITS)
+    # What it says is of an answer, and there is none.
+    bare = asked(CLOCK, must_call=("clock",), is_read=True)
+    assert constrained(must, card).sampling == constrained(bare, card).sampling
