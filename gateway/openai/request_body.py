@@ -94,6 +94,8 @@ ELSEWHERE: Final = {
     "functions": f"{UNSUPPORTED}; chat has tools for them",
     "guided_whitespace_pattern": f"{UNSUPPORTED}; structured_outputs has disable_any_whitespace",
     "include_reasoning": "must be true: reasoning is told, apart from the text",
+    "max_tool_calls": "counts calls of OpenAI's own tools, which are not here; "
+    "parallel_tool_calls: false is for one call at most",
     "no_stop_trim": f"{UNSUPPORTED}; include_stop_str_in_output is the same",
     "request_id": NAMING,
     "rid": NAMING,

@@ -303,6 +303,7 @@ def test_nothing_of_it_is_anybody_elses(
 WRONG: Any = [
     ({"items": [{"role": "king", "content": "x"}]}, "items.0.role: must be one of"),
     ({"items": [{**CALL, "arguments": "{"}]}, "items.0.arguments: must be JSON"),
+    ({"items": [{**ITEMS[-1], "call_id": ""}]}, "items.0.call_id: "),
     ({"items": [{"type": "item_reference", "id": "msg_1"}]}, "items.0.type: must be message"),
     ({"items": [{"role": "user", "content": [{"type": "input_image"}]}]}, "items.0.content.0.type"),
     ({"items": [{"role": "user", "content": "x"}] * 21}, "items: list should have at most 20"),

@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Tag
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from gateway.http.json_body import cut
@@ -118,7 +118,7 @@ class FunctionOutputInput(RequestBody):
     """What came of a call."""
 
     type: Literal["function_call_output"]
-    call_id: str
+    call_id: Annotated[str, Field(min_length=1)]
     output: InputContent
     id: str | None = None
     status: str | None = None

@@ -11,10 +11,10 @@ from gateway.openai.responses.body import InputItem, ResponseBody
 from gateway.openai.responses.reply import ID_PREFIX, NUMBERED, OutputItem
 from gateway.openai.responses.stored import StoredResponse, request_id_of
 from gateway.openai.responses.turns import as_input, turns_of_items
-from gateway.requests.validation import REQUEST_ID, PromptTooLong
+from gateway.requests.validation import REQUEST_ID
 from gateway.tenants import Tenant
 from gateway.values.generation_request import Message
-from service_kit.errors import InvalidRequest, NotFound
+from service_kit.errors import InvalidRequest, NotFound, TooLong
 
 # Each is read whole.
 REFERENCED_MAX: Final = 64
@@ -69,7 +69,7 @@ async def fitted(
     async def fits(kept: Sequence[Message]) -> bool:
         try:
             ids = await service.tokenize(body.response_request(kept, service.limits), tenant)
-        except PromptTooLong:
+        except TooLong:
             return False
         return len(ids) <= room
 
