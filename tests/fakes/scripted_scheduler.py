@@ -35,6 +35,7 @@ from kaiten.v1.ledger_pb2 import (
 )
 from ledger import Commit, Leader, Ledger
 from ledger.types import InboxEntry
+from service_kit.errors import Unavailable
 
 # Of the worker that is not there: all.
 FEATURES = (
@@ -151,11 +152,18 @@ class ScriptedScheduler:
             await self.is_open.wait()
             self.is_parked = False
             is_idle = not self._requests
-            for entry in await self.ledger.inbox_read(self._cursor, block_ms=20 if is_idle else 1):
+            for entry in await self._arrived(block_ms=20 if is_idle else 1):
                 self._cursor = entry.entry_id
                 self._take(entry)
             await self._step()
             await asyncio.sleep(self.step_s)
+
+    async def _arrived(self, block_ms: int) -> list[InboxEntry]:
+        """Of a store that does not answer in time nothing; it is asked again."""
+        try:
+            return await self.ledger.inbox_read(self._cursor, block_ms=block_ms)
+        except Unavailable:
+            return []
 
     def _take(self, entry: InboxEntry) -> None:
         if isinstance(entry.record, CancelRecord):
