@@ -113,8 +113,7 @@ class LeaderSession:
         self._concerned: dict[str, None] = {}
         # Of those for whose next plan it was early, when to ask again.
         self._held: dict[str, asyncio.TimerHandle] = {}
-        self._is_stopping = False
-        self._load_due_ns = 0
+        self._is_stopping, self._load_due_ns = False, 0
         self._idle_since_ns = clock.monotonic_ns()
         self._idle_check = IdleCheck(self.core)
         self.watching = Watching(self._look, clock)
@@ -257,6 +256,7 @@ class LeaderSession:
             self.watching.stepped(flight, command.result, now_ns)
         self.timelines.take(command, outcome, now_ns, self.core.waiting)
         self._meters.stepped(result.timings)
+        self._meters.answered(self._journal.seq + 1, self._requests.answered(outcome.tokens))
         if self._tracing is not None:
             of = self._requests.traceparent
             self._tracing.stepped(link.worker_id, result, outcome.tokens, of, now_ns)
@@ -413,7 +413,7 @@ class LeaderSession:
         self._requests.add(BookedRequest(entry=entry, record=record))
         arrived_ns = wire.arrived_ns(entry, self.now_ns())
         request = wire.request_from_proto(entry, record, arrived_ns)
-        self._meters.took_in(len(request.prompt), is_new=True)
+        self._meters.took_in(is_new=True)
         self.tell(Submit(request=request))
 
     def _resume(self, entry: InboxEntry, record: SubmitRecord, recovered: Recovered) -> None:
@@ -422,7 +422,7 @@ class LeaderSession:
         prompt_logprobs_from = recovered.prompt_logprobs_from.get(entry.sequence_id, 1)
         arrived_ns = wire.arrived_ns(entry, self.now_ns(), self._before.clock_step)
         request = wire.request_from_proto(entry, record, arrived_ns, outputs, prompt_logprobs_from)
-        self._meters.took_in(len(request.prompt), is_new=False)
+        self._meters.took_in(is_new=False)
         self.tell(Submit(request=request))
         sequence_ids = range(entry.sequence_id, entry.sequence_id + record.n)
         if damages := [recovered.damaged[s] for s in sequence_ids if s in recovered.damaged]:

@@ -9,6 +9,7 @@ count once they are committed.
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from operator import attrgetter
 from typing import Final, Protocol
 
@@ -46,7 +47,7 @@ HISTOGRAMS: Final = {
 }
 COUNTS: Final = {
     "requests_handed_over": "live when this process stopped leading",
-    "prompt_tokens": "of the new requests taken in",
+    "prompt_tokens": "of requests whose first token is committed",
     "generation_tokens": "committed, whoever still wanted them",
     "prefix_cache_queries": "prompt tokens of requests that ended",
     "prefix_cache_hits": "of those, found in the prefix cache",
@@ -121,8 +122,8 @@ class Meters:
         self._has_exemplars = has_exemplars
         self._requests = Counter(new=0, recovered=0)
         self._ended = Counter({reason.value: 0 for reason in Reason})
-        # By the number of the record that says so, with their spans.
-        self._uncommitted: deque[tuple[int, RequestOver, str]] = deque()
+        # What counts, by the number of the record that says so.
+        self._uncommitted: deque[tuple[int, Callable[[], None]]] = deque()
         self._workers_lost = Counter(dict.fromkeys(HOW_LOST.values(), 0))
         self._counts = Counter[str]()
         self._passed_over = Counter[tuple[str, str]]()
@@ -140,11 +141,9 @@ class Meters:
 
     # What happens
 
-    def took_in(self, prompt_tokens: int, *, is_new: bool) -> None:
+    def took_in(self, *, is_new: bool) -> None:
         """A request is live from here on, for the first time or again under this leader."""
         self._requests["new" if is_new else "recovered"] += 1
-        if is_new:
-            self._counts["prompt_tokens"] += prompt_tokens
 
     def asked(self, worker: str, passed_over: Iterable[PassedOver]) -> None:
         """A plan was asked for, for the worker at this address; whom its stages passed over,
@@ -189,19 +188,25 @@ class Meters:
         """What a cancelled request had is free, so long after the store took the cancel in."""
         self._histograms["abort_to_free"].record(after_ns / 1e9)
 
+    def answered(self, seq: int, prompt_tokens: int) -> None:
+        """By the record of this number requests of so many have their first token."""
+        if prompt_tokens:
+            count = partial(self._counts.update, prompt_tokens=prompt_tokens)
+            self._uncommitted.append((seq, count))
+
     def ended(self, seq: int, events: Iterable[Event], of: Callable[[SequenceId], str]) -> None:
         """Requests may be over by the record of this number. `of`: the traceparent of one."""
         for event in events:
             if isinstance(event, RequestOver):
                 traceparent = of(event.sequence_id) if self._has_exemplars else ""
-                self._uncommitted.append((seq, event, traceparent))
+                self._uncommitted.append((seq, partial(self._over, event, traceparent)))
 
     def committed(self, records: Sequence[JournalRecord]) -> None:
         """The ledger has these."""
         self._counts["generation_tokens"] += sum(len(record.token_ids) for record in records)
         while self._uncommitted and self._uncommitted[0][0] <= records[-1].seq:
-            _, over, traceparent = self._uncommitted.popleft()
-            self._over(over, traceparent)
+            _, count = self._uncommitted.popleft()
+            count()
 
     def lost_worker(self, *, is_crash: bool | None) -> None:
         """A worker is gone. None: so far only its connection is; a crash is counted once known."""

@@ -10,7 +10,7 @@ from kaiten.v1.ledger_pb2 import FoldedTokens, SequenceFinished, SubmitRecord
 from kaiten.v1.worker_service_pb2 import RowSampling
 from ledger import InboxEntry, Recovered
 from scheduler_svc.archiving import Archive
-from scheduler_svc.core.outcome import Event, RequestOver
+from scheduler_svc.core.outcome import Event, RequestOver, StepTokens
 from scheduler_svc.core.types import SequenceId
 from scheduler_svc.wire import finished_from_proto, sampling_of_choice
 
@@ -32,6 +32,8 @@ class BookedRequest:
 
     entry: InboxEntry
     record: SubmitRecord
+    # Some choice has output, whoever led.
+    is_answered: bool = False
     # Choices that ended under an earlier leader, with their output.
     ended_before: dict[SequenceId, tuple[FoldedTokens, SequenceFinished]] = field(
         default_factory=dict
@@ -128,6 +130,17 @@ class RequestBook:
             return self.traceparent(first)
         return self._traceparents_over.get(first, "")
 
+    def answered(self, tokens: StepTokens) -> int:
+        """Prompt tokens of the requests of whose output these are the first."""
+        count = 0
+        if 0 in tokens.positions:
+            for sequence_id, position in zip(tokens.sequence_ids, tokens.positions, strict=True):
+                request = self._by_sequence_id[sequence_id]
+                if position == 0 and not request.is_answered:
+                    request.is_answered = True
+                    count += len(request.record.prompt_token_ids)
+        return count
+
     def committed(self, sequence_ids: list[SequenceId], tokens: Iterable[int]) -> None:
         """What a step brought to live sequences: parallel, and not to be changed any more.
 
@@ -152,6 +165,7 @@ class RequestBook:
             self.recovered(sequence_id, output, recovered.folded_counts[sequence_id])
             if sequence_id in recovered.finished:
                 accepted.ended_before[sequence_id] = (output, recovered.finished[sequence_id])
+            accepted.is_answered |= bool(output.token_ids)
             outputs.append(None if sequence_id in recovered.finished else output)
         if self._archive is not None:
             self._archive.request(accepted.entry, accepted.record, outputs)

@@ -70,15 +70,17 @@ def test_tokens_and_ends_count_once_they_are_committed() -> None:
     cell, told = Cell(spec()), Told()
     meters = Meters(told)
     for _ in range(2):
-        meters.took_in(3, is_new=True)
+        meters.took_in(is_new=True)
         cell.submit(3, 2)
     cell.finish()
     for seq, over in enumerate(cell.overs.values(), start=7):
+        meters.answered(seq, 3)
         meters.ended(seq, [over], lambda _: "")
     assert (told.now("kaiten.requests_live"), meters._ended.total()) == ({(): 2}, 0)
     meters.committed([JournalRecord(seq=6, token_ids=[5, 5]), JournalRecord(seq=7, token_ids=[5])])
     assert (told.now("kaiten.requests_live"), meters._ended["length"]) == ({(): 1}, 1)
     assert told.now("kaiten.generation_tokens") == {(): 3}
+    assert told.now("kaiten.prompt_tokens") == {(): 3}
     meters.leads(None)
     meters.committed([JournalRecord(seq=8)])
     assert told.now("kaiten.requests_handed_over") == {(): 1}

@@ -1,18 +1,27 @@
 """What is folded when: every token once, one fold late, and nothing of what has ended."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from kaiten.v1.common_pb2 import TokenLogprobs
 from kaiten.v1.ledger_pb2 import FoldedTokens, SubmitRecord
 from kaiten.v1.worker_service_pb2 import RowSampling
-from ledger import InboxEntry
+from ledger import InboxEntry, Recovered
 from scheduler_svc import request_book
+from scheduler_svc.core.outcome import StepTokens
+from scheduler_svc.core.types import SlotIndex
 from scheduler_svc.request_book import BookedRequest, RequestBook
 
 
-def accepted(sequence_id: int = 1, *, n: int = 1, logprobs: int = -1) -> BookedRequest:
+def accepted(
+    sequence_id: int = 1, *, n: int = 1, logprobs: int = -1, prompt: int = 0
+) -> BookedRequest:
     record = SubmitRecord(
-        id=f"r{sequence_id}", n=n, sampling=RowSampling(seed=5, logprobs=logprobs)
+        id=f"r{sequence_id}",
+        n=n,
+        prompt_token_ids=range(prompt),
+        sampling=RowSampling(seed=5, logprobs=logprobs),
     )
     return BookedRequest(
         entry=InboxEntry(entry_id="1-0", sequence_id=sequence_id, record=record), record=record
@@ -52,6 +61,44 @@ def test_what_an_earlier_leader_left_is_due_at_the_first_fold() -> None:
     assert [item.logprob for item in piece.logprobs] == [-1, -2]
     assert folded(requests) == {1: [13]}
     assert [item.logprob for item in requests.logprobs(1, 3)] == [0, -1, -2]
+
+
+def recovered(sequence_id: int, output: Sequence[int]) -> Recovered:
+    return Recovered(
+        entries=(),
+        tokens={sequence_id: FoldedTokens(token_ids=output)},
+        folded_counts={sequence_id: 0},
+        finished={},
+        prompt_logprobs_from={},
+        journal_seq=0,
+        decided_ns=0,
+        cursor="0-0",
+        damaged={},
+    )
+
+
+def first_of(requests: RequestBook, *sequences: tuple[int, int]) -> int:
+    """Whose prompt is answered by tokens at these positions, in tokens."""
+    sequence_ids, positions = map(list, zip(*sequences, strict=True))
+    count = len(positions)
+    tokens = StepTokens(
+        slots=tuple(SlotIndex(slot) for slot in range(count)),
+        sequence_ids=sequence_ids,
+        positions=positions,
+        tokens=(9,) * count,
+    )
+    return requests.answered(tokens)
+
+
+def test_a_prompt_is_answered_once_whoever_leads_and_whichever_choice_is_first() -> None:
+    """Also of a request that came while nobody led: seen, its prompt was counted by nobody."""
+    requests = RequestBook()
+    requests.add(accepted(1, n=2, prompt=3))
+    assert first_of(requests, (2, 0)) == 3
+    assert first_of(requests, (1, 0), (2, 1)) == 0
+    for first, output in ((10, []), (20, [7])):
+        requests.resume(accepted(first, prompt=5), recovered(first, output))
+        assert first_of(requests, (first, len(output))) == (0 if output else 5)
 
 
 def test_nothing_is_due_where_all_was_folded() -> None:
