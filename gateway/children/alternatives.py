@@ -13,6 +13,8 @@ from typing import Any, Final
 from gateway.children.unevaluated import target
 
 ALTERNATIVES_MAX: Final = 128
+# In a grammar that goes on behind it each is more to read: of 91 no token would be let in.
+ALTERNATIVES_WITHIN_MAX: Final = 80
 TEXT_CHARS_MAX: Final = 16_384
 _MEANS_ELSE: Final = re.compile(r"[|()\[\]{}*+?.\"/\n]")
 # Alternatives of alternatives are soon more than can be written down.

@@ -5,6 +5,7 @@ by. What it may cost is CPU time of this process, which no load of the machine c
 """
 
 import json
+import re
 import signal
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -19,6 +20,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from gateway.children.alternatives import (
     ALTERNATIVES_MAX,
+    ALTERNATIVES_WITHIN_MAX,
     TEXT_CHARS_MAX,
     alternatives,
     longest_run,
@@ -36,12 +38,16 @@ COMPILE_S_MAX: Final = 0.5
 # After which no part of a schema is looked at any more. Each takes less than all of it.
 PLACE_S_MAX: Final = 0.1
 PLACE_CHARS_MAX: Final = 100
+# Behind it a schema stands in Lark, as those of tools do.
+_SCHEMA: Final = re.compile(r"%json\s*")
 # What llguidance says where there is no next token.
 _NO_TOKEN: Final = "NoExtension"
 
 
 def _of_schema(schema: str, *, is_tight: bool) -> str:
-    _check_schema(schema)
+    # What is no JSON llguidance says better.
+    with suppress(json.JSONDecodeError, RecursionError):
+        _check_schema(json.loads(schema))
     spaces: dict[str, Any] = {"whitespace_pattern": A_LITTLE_SPACE}
     if is_tight:
         spaces = {"whitespace_flexible": False}
@@ -50,16 +56,11 @@ def _of_schema(schema: str, *, is_tight: bool) -> str:
     return LLMatcher.grammar_from_json_schema(said, overrides=spaces)  # type: ignore[arg-type]
 
 
-def _check_schema(schema: str) -> None:
-    # What is no JSON llguidance says better.
-    with suppress(json.JSONDecodeError, RecursionError):
-        told = json.loads(schema)
-        _check_text(longest_text(told))
-        if (count := alternatives(told)) > ALTERNATIVES_MAX:
-            which = (
-                "arrays, and objects that have no `additionalProperties: false`, beside each other"
-            )
-            raise InvalidGrammar(f"anyOf: at most {ALTERNATIVES_MAX} {which}, got {count}")
+def _check_schema(told: object, most: int = ALTERNATIVES_MAX) -> None:
+    _check_text(longest_text(told))
+    if (count := alternatives(told)) > most:
+        which = "arrays, and objects that have no `additionalProperties: false`, beside each other"
+        raise InvalidGrammar(f"anyOf: at most {most} {which}, got {count}")
 
 
 def _check_text(chars: int) -> None:
@@ -80,6 +81,10 @@ def _of_regex(pattern: str) -> str:
 
 def _of_grammar(text: str) -> str:
     _check_text(longest_run(text))
+    for found in _SCHEMA.finditer(text):
+        with suppress(json.JSONDecodeError, RecursionError):
+            schema, _ = json.JSONDecoder().raw_decode(text, found.end())
+            _check_schema(schema, ALTERNATIVES_WITHIN_MAX)
     try:
         return LLMatcher.grammar_from_lark(any_to_lark(text))
     # It raises what it likes, about a text that is no GBNF.

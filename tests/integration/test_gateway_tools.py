@@ -404,6 +404,8 @@ async def test_strict_calls_are_held_by_a_grammar_or_refused(
         broken = json.loads(json.dumps(BROKEN))
         broken["function"]["strict"] = True
         lark = {"structured_outputs": {"grammar": 'start: "a"'}}
+        open_ones = [{"type": "object", "properties": {f"k{i}": {}}} for i in range(129)]
+        many = {"name": "many", "parameters": {"properties": {"a": {"anyOf": open_ones}}}}
         wrong: list[tuple[dict[str, Any], str, str]] = [
             (
                 {"tools": [TOOLS[0], broken]},
@@ -414,6 +416,14 @@ async def test_strict_calls_are_held_by_a_grammar_or_refused(
                 {"tools": TOOLS, "extra_body": {"structured_outputs": {"regex": "("}}},
                 "structured_outputs",
                 "unclosed group",
+            ),
+            (
+                {
+                    "tools": [CLOCK, {"type": "function", "function": many}],
+                    "tool_choice": "required",
+                },
+                "tools.1.function.parameters",
+                "of 'many': the grammar cannot be compiled: .*at most 128 arrays",
             ),
             (
                 {**forced, "extra_body": {"structured_outputs": {"regex": "("}}},

@@ -75,13 +75,25 @@ def test_a_text_is_not_too_long(
         has(tokenizer_file, form, of("a" * 16_385), "a")
 
 
-def test_open_objects_beside_each_other_are_counted(tokenizer_file: Path) -> None:
-    each = [{"type": "object", "properties": {f"k{index}": {}}} for index in range(129)]
-    assert has(tokenizer_file, "json", json.dumps({"anyOf": each[:128]}), '{"k127":1}')
-    with pytest.raises(Refused, match=r"anyOf: at most 128 arrays, and objects .* got 129"):
-        has(tokenizer_file, "json", json.dumps({"anyOf": each}), "{}")
+@pytest.mark.parametrize(
+    ("form", "of", "most"),
+    [
+        ("json", lambda schema: schema, 128),
+        # As the schemas of tools are.
+        ("grammar", lambda schema: f'start: call | "no"\ncall: %json {schema}\n', 80),
+    ],
+)
+def test_open_objects_beside_each_other_are_counted(
+    tokenizer_file: Path, form: str, of: Callable[[str], str], most: int
+) -> None:
+    each = [{"type": "object", "properties": {f"k{index}": {}}} for index in range(most + 1)]
+    last = f'{{"k{most - 1}":1}}'
+    assert has(tokenizer_file, form, of(json.dumps({"anyOf": each[:most]})), last)
+    rule = rf"anyOf: at most {most} arrays, and objects .* got {most + 1}"
+    with pytest.raises(Refused, match=rule):
+        has(tokenizer_file, form, of(json.dumps({"anyOf": each})), "{}")
     closed = [one | {"additionalProperties": False} for one in each]
-    assert has(tokenizer_file, "json", json.dumps({"anyOf": closed}), '{"k128":1}')
+    assert has(tokenizer_file, form, of(json.dumps({"anyOf": closed})), last)
 
 
 def test_a_grammar_that_no_output_ends_is_refused(tokenizer_file: Path) -> None:
