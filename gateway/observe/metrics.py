@@ -19,7 +19,7 @@ from gateway.tenants import Tenant
 from gateway.values.generation_request import ChatPrompt, GenerationRequest
 from kaiten.v1.common_pb2 import FinishReason
 from service_kit import semconv
-from service_kit.errors import DeadlineExceeded, KaitenError, Overloaded, Unavailable
+from service_kit.errors import DeadlineExceeded, KaitenError
 from service_kit.metrics import exemplar, seen
 
 REQUEST_S: Final = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
@@ -113,8 +113,7 @@ class Meters:
         try:
             yield visit
         except BaseException as error:
-            # A line of a batch is asked again: nobody was refused.
-            if not (request.awaits_workers and isinstance(error, Overloaded | Unavailable)):
+            if not request.is_put_off(error):
                 self._refused[refusal_code(error), name] += 1
             raise
         self._accepted["repeat" if visit.is_repeat else "new", name] += 1

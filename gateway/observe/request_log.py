@@ -28,7 +28,7 @@ class RequestLog:
         try:
             yield
         except (Exception, asyncio.CancelledError) as error:
-            if self._is_on:
+            if self._is_on and not request.is_put_off(error):
                 log.info(
                     "request.refused",
                     request_id=request.request_id,

@@ -130,8 +130,9 @@ class Tracing:
         except BaseException as error:
             code = refusal_code(error)
             # A fault of ours is asked about whoever it met.
-            is_kept = trace.context is not None and trace.context.trace_flags.sampled
-            if self._spans is not None and (is_kept or code == INTERNAL):
+            is_sampled = trace.context is not None and trace.context.trace_flags.sampled
+            is_kept = code == INTERNAL or (is_sampled and not request.is_put_off(error))
+            if self._spans is not None and is_kept:
                 self._put_root(trace, "refused", {}, error=code)
             raise
         trace.accepted_ns = time.time_ns()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
 from kaiten.v1.common_pb2 import SamplingParams
-from service_kit.errors import InvalidRequest
+from service_kit.errors import InvalidRequest, Overloaded, Unavailable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,3 +150,7 @@ class GenerationRequest:
     arrived_ns: int = field(default=0, compare=False)
     # Kept with the request for `GenerationService.note`.
     note: bytes = b""
+
+    def is_put_off(self, error: BaseException) -> bool:
+        """A line of a batch is asked again: nobody is refused."""
+        return self.awaits_workers and isinstance(error, Overloaded | Unavailable)

@@ -3,14 +3,17 @@
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from gateway.observe.metrics import OTHERS, TENANTS_TOLD_MAX, WATCHED_CODES, Meters, _outcome
-from gateway.observe.tracing import _name
+from gateway.observe.request_log import RequestLog
+from gateway.observe.tracing import Tracing, _name
 from gateway.tenants import TENANT_NAME, Tenant
 from gateway.values.generation_request import GenerationRequest, TextPrompt
 from kaiten.v1.common_pb2 import FinishReason
 from service_kit.errors import InvalidRequest, Overloaded, Unavailable
 from service_kit.metrics import NO_METER
+from tests.support.kept_spans import KeptSpans
 
 
 def test_so_many_tenants_are_told_apart_and_the_rest_together() -> None:
@@ -37,16 +40,23 @@ def test_what_alerts_ask_for_begins_at_0_for_each_tenant() -> None:
 
 
 @pytest.mark.parametrize("awaits_workers", [False, True])
-def test_a_line_of_a_batch_that_is_asked_again_was_not_refused(*, awaits_workers: bool) -> None:
+def test_a_line_of_a_batch_that_is_put_off_was_not_refused(*, awaits_workers: bool) -> None:
     """Nobody was, and an alert would be false; what is wrong with a line is told all the same."""
-    meters = Meters(NO_METER, model="m")
+    meters, request_log, spans = Meters(NO_METER, model="m"), RequestLog(is_on=True), KeptSpans()
+    tracing, tenant = Tracing(spans.sink(), model="m"), Tenant(name="t")
     ask = GenerationRequest(
         prompt=TextPrompt(text="x"), body_hash=b"", awaits_workers=awaits_workers
     )
     errors = Overloaded("full", 1.0), Unavailable("away"), InvalidRequest("n", "must be 1")
-    for error in errors:
-        with pytest.raises(type(error)), meters.opening(ask, Tenant(name="t")):
-            raise error
+    with capture_logs() as lines:
+        for error in errors:
+            with (
+                pytest.raises(type(error)),
+                meters.opening(ask, tenant),
+                tracing.opening(ask),
+                request_log.opening(ask, tenant),
+            ):
+                raise error
     count = 0 if awaits_workers else 1
     told = {code: count for (code, _), count in meters._refused.items()}
     assert told == {
@@ -55,6 +65,10 @@ def test_a_line_of_a_batch_that_is_asked_again_was_not_refused(*, awaits_workers
         "UNAVAILABLE": count,
         "INVALID_ARGUMENT": 1,
     }
+    codes = [code for code, count in told.items() if count]
+    assert sorted(line["code"] for line in lines) == sorted(codes)
+    refused = [str(span.attributes["error.type"]) for span in spans.get_finished_spans()]
+    assert sorted(refused) == sorted(codes)
 
 
 def test_an_end_that_only_a_later_version_knows_is_counted_as_an_error() -> None:
