@@ -139,18 +139,23 @@ class CommitQueue:
 
     async def run(self) -> None:
         """Commit until cancelled. Raises Fenced (somebody else leads) and StoreLost."""
-        while True:
-            await self._has_work.wait()
-            try:
-                await self._commit_some()
-                self._outage.ended(self._clock.monotonic_ns())
-            except StoreLost:
-                raise
-            except Unavailable as error:
-                self._outage.failed(
-                    self._clock.monotonic_ns(), reason=str(error), backlog=self.backlog
-                )
-                await self._clock.sleep(RETRY_S)
+        try:
+            while True:
+                await self._has_work.wait()
+                await self._try()
+        finally:
+            self._outage.given_up(self._clock.monotonic_ns())
+
+    async def _try(self) -> None:
+        try:
+            await self._commit_some()
+            self._outage.ended(self._clock.monotonic_ns())
+        except StoreLost:
+            raise
+        except Unavailable as error:
+            now_ns = self._clock.monotonic_ns()
+            self._outage.failed(now_ns, reason=str(error), backlog=self.backlog)
+            await self._clock.sleep(RETRY_S)
 
     async def _commit_some(self) -> None:
         """A round trip for what is committed, and one for a part of a fold. What is sent leaves the

@@ -44,10 +44,13 @@ class Renewal:
 
     async def run(self, decided: Callable[[], Awaitable[None]]) -> None:
         """Renew, each time after something was decided. Raises OutOfOrder, StoreLost."""
-        while True:
-            await decided()
-            await self._tell_cell()
-            await self._clock.sleep(self._every_s)
+        try:
+            while True:
+                await decided()
+                await self._tell_cell()
+                await self._clock.sleep(self._every_s)
+        finally:
+            self._outage.given_up(self._clock.monotonic_ns())
 
     async def if_due(self) -> None:
         """Between two steps of a recovery, which may take longer than the time to live."""

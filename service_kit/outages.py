@@ -13,7 +13,7 @@ PAUSE_NS_MAX: Final = 60_000_000_000
 class Outage:
     """Of one thing that is tried again and again: `event` is logged at the first failure and after
     pauses that double from a second to a minute, `over` at the next success. Times are ns of the
-    caller's monotonic clock.
+    caller's monotonic clock. What is not tried any more is told as `….given_up`.
     """
 
     def __init__(self, event: str, *, over: str) -> None:
@@ -40,6 +40,13 @@ class Outage:
         """A try did not fail."""
         if self._tries:
             log.info(self._over, lasted_s=self._s(now_ns), tries=self._tries, **fields)
+            self._tries = 0
+
+    def given_up(self, now_ns: int) -> None:
+        """There will be no other try."""
+        if self._tries:
+            event = f"{self._event.partition('.')[0]}.given_up"
+            log.info(event, lasted_s=self._s(now_ns), tries=self._tries)
             self._tries = 0
 
     def _s(self, now_ns: int) -> float:

@@ -23,16 +23,18 @@ LEADER = Leader(epoch=1, nonce=1, journal_seq=0)
 
 
 class AwayLedger:
-    """For an hour of this clock."""
+    """For an hour of this clock; then somebody else may lead."""
 
-    def __init__(self, clock: SleptClock) -> None:
-        self._clock = clock
+    def __init__(self, clock: SleptClock, *, fences: bool = False) -> None:
+        self._clock, self._fences = clock, fences
         self.tries = 0
 
     def _ask(self) -> None:
         self.tries += 1
         if self._clock.now_ns < HOUR_NS:
             raise Unavailable("away")
+        if self._fences:
+            raise Fenced("another leads")
 
     async def renew(self, _leader: Leader, _cell: CellRecord | None) -> int:
         self._ask()
@@ -77,6 +79,23 @@ async def test_commits_that_wait() -> None:
         await queue.flushed()
     assert_told(lines, "commit.waiting", "commit.goes_on", ledger.tries - 1)
     committing.cancel()
+
+
+async def test_a_leadership_that_is_over_when_the_store_is_back() -> None:
+    """What has begun in the log ends there: nobody waits for it any more."""
+    clock = SleptClock()
+    ledger: Any = AwayLedger(clock, fences=True)
+    renewal = Renewal(ledger, LEADER, clock, 3.0, CellRecord, clock.monotonic_ns)
+    with capture_logs() as lines, pytest.raises(Fenced):
+        await renewal.run(decided)
+    assert_told(lines, "lease.not_renewed", "lease.given_up", ledger.tries - 1)
+    clock = SleptClock()
+    ledger = AwayLedger(clock, fences=True)
+    queue = CommitQueue(ledger, LEADER, SchedulerSettings(), clock, lambda _commits: None)
+    queue.put(Commit(JournalRecord(seq=1)))
+    with capture_logs() as lines, pytest.raises(Fenced):
+        await queue.run()
+    assert_told(lines, "commit.waiting", "commit.given_up", ledger.tries - 1)
 
 
 async def test_a_standby_that_finds_no_store() -> None:
