@@ -3,10 +3,11 @@
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
-from tests.support.gateway_stack import MODEL, running_gateway, until
+from tests.support.gateway_stack import MODEL, WAIT_S, running_gateway, until
 from tests.support.tool_models import (
     PARIS,
     SPOKEN,
@@ -186,6 +187,24 @@ async def test_a_conversation_goes_on_behind_a_call_that_was_broken_off(
                 assert '"city": "P' not in prompt
                 assert ("I see." in prompt) is bool(before)
                 assert prompt.index("Weather?") < prompt.index("And now?")
+
+
+async def test_of_more_turns_than_a_prompt_may_have_as_many_are_left_as_fit(
+    tmp_path: Path, redis_url: str, cell: str
+) -> None:
+    said = [{"role": role, "content": "x"} for _ in range(2100) for role in ("user", "assistant")]
+    asked = {"input": [*said, {"role": "user", "content": "Weather?"}]}
+    async with (
+        speaking("qwen3", tmp_path, redis_url, cell) as stack,
+        httpx.AsyncClient(base_url=stack.gateway.http_url, timeout=WAIT_S) as http,
+    ):
+        url = "/v1/responses/input_tokens"
+        refused = await http.post(url, json=asked)
+        assert (
+            refused.json()["error"]["message"] == "input: must have at most 4096 messages, got 4201"
+        )
+        counted = await http.post(url, json={**asked, "truncation": "auto"})
+        assert 4000 < counted.json()["input_tokens"] < 4096
 
 
 async def test_reasoning_that_was_broken_off_is_a_turn(
