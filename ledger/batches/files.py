@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from ledger import scripts
+from ledger.batches.batches import BatchName
 from ledger.batches.shelf import FILES, Page, page_of, too_many_bytes
 from ledger.store import Store
-from service_kit.errors import NotFound, Overloaded, Unavailable
+from service_kit.errors import NotFound, OutOfOrder, Overloaded, Unavailable
 
 CHUNK_BYTES: Final = 1 << 20
 # From the first piece of a file to its last.
@@ -71,10 +72,13 @@ class Files:
         size_bytes: int,
         chunks: int,
         ttl_s: int | None = None,
+        of: BatchName | None = None,
     ) -> StoredFile:
-        """The file of all pieces, for so long if that is less than all may be kept.
+        """The file of all pieces, for so long if that is less than all may be kept; `of`: the batch
+        whose output it is.
 
         Again: what it was, whoever is late with another. Overloaded: the tenant keeps too much.
+        OutOfOrder: the batch is not being written down (any more).
         """
         keys, limits = self._store.keys, self._store.limits
         kept_s = min(ttl_s or limits.files_ttl_s, limits.files_ttl_s)
@@ -84,9 +88,10 @@ class Files:
             (
                 *keys.shelf(tenant),
                 keys.file(tenant, id),
+                *(() if of is None else (keys.batch(*of),)),
                 *self._chunk_keys(tenant, id, chunks),
             ),
-            (id, size_bytes, kept_s, filename, purpose, *bounds),
+            (id, size_bytes, kept_s, filename, purpose, *bounds, int(of is not None)),
         )
         if verdict == b"FULL":
             raise too_many_bytes(tenant, limits.files_bytes_max, int(rest[0]))
@@ -99,6 +104,8 @@ class Files:
                 subject="tenant",
                 tenant=tenant,
             )
+        if verdict == b"OVER":
+            raise OutOfOrder(f"the batch of {id!r} is not being written down any more")
         if verdict == b"GONE":
             raise Unavailable("a piece of the file was lost on its way; send it again")
         kept = _file(id, rest)

@@ -12,7 +12,7 @@ from ledger.batches import files as files_module
 from ledger.batches.batches import BATCH_BYTES, LIVE_MAX, BatchName
 from ledger.batches.files import FILE_BYTES_MIN
 from ledger.batches.shelf import Page
-from service_kit.errors import NotFound, Overloaded, Unavailable
+from service_kit.errors import NotFound, OutOfOrder, Overloaded, Unavailable
 
 NAME = BatchName("alice", "batch_1")
 FIELDS = {"endpoint": "/v1/completions"}
@@ -407,6 +407,31 @@ async def test_a_file_that_is_kept_stays_as_it_is_whoever_is_late(
         # It is no piece of the file, and would outlive it.
         assert await client.ttl(late) <= files_module.UPLOAD_S_MAX
     assert [piece async for piece in ledger.files.read("alice", kept)] == [b"a"]
+    await ledger.close()
+
+
+async def test_an_output_that_was_deleted_is_not_kept_again_by_a_driver_that_is_late(
+    redis_url: str, cell: str
+) -> None:
+    """It stood still while another brought its batch to the end, and the client had it all."""
+    ledger = await Ledger.connect(redis_url, cell=cell)
+    files, move = ledger.files, partial(ledger.batches.move, NAME)
+    about: Any = {"filename": "f", "purpose": "batch_output", "size_bytes": 1, "chunks": 1}
+    keep_output = partial(files.keep, "alice", "f-output", **about, of=NAME)
+    await ledger.batches.new(NAME, FIELDS, window_s=60)
+    await files.put("alice", "f-output", 0, b"a")
+    with pytest.raises(OutOfOrder, match="not being written down"):
+        await keep_output()
+    await move("finalizing", of=("validating",))
+    kept = await keep_output()
+    await move("completed", of=("finalizing",))
+    assert await keep_output() == kept, "again: what it was"
+    await files.drop("alice", "f-output", 1)
+    await files.put("alice", "f-output", 0, b"a")
+    with pytest.raises(OutOfOrder):
+        await keep_output()
+    with pytest.raises(NotFound):
+        await files.find("alice", "f-output")
     await ledger.close()
 
 

@@ -417,7 +417,7 @@ class BatchRun:
 
     def _writer(self, kind: str) -> ChunkWriter:
         id = f"file-{self._name.id.removeprefix('batch_')}-{kind}"
-        return ChunkWriter(self._link.ledger.files, self._name.tenant, id)
+        return ChunkWriter(self._link.ledger.files, self._name, id)
 
     async def _keep_file(self, batch: StoredBatch, writer: ChunkWriter, filename: str) -> None:
         """Computed and not lost: it waits until its tenant has made room."""

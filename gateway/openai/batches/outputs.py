@@ -2,17 +2,17 @@
 
 from typing import Final
 
+from ledger.batches.batches import BatchName
 from ledger.batches.files import CHUNK_BYTES, Files
 
 PURPOSE: Final = "batch_output"
 
 
 class ChunkWriter:
-    """A file of a tenant that is being written. It is none before it is kept."""
+    """An output of a batch that is being written. It is no file before it is kept."""
 
-    def __init__(self, files: Files, tenant: str, id: str) -> None:
-        self._files = files
-        self._tenant = tenant
+    def __init__(self, files: Files, batch: BatchName, id: str) -> None:
+        self._files, self._batch = files, batch
         self.id = id
         self._buffer = bytearray()
         self._chunks = 0
@@ -31,18 +31,21 @@ class ChunkWriter:
             self._buffer.clear()
 
     async def keep(self, filename: str, ttl_s: int | None) -> None:
-        """Overloaded: its tenant keeps too much; it may be tried again."""
+        """Overloaded: its tenant keeps too much; it may be tried again. OutOfOrder: another driver
+        has brought the batch to its end.
+        """
         await self._files.keep(
-            self._tenant,
+            self._batch.tenant,
             self.id,
             filename=filename,
             purpose=PURPOSE,
             size_bytes=self.size_bytes,
             chunks=self._chunks,
             ttl_s=ttl_s,
+            of=self._batch,
         )
 
     async def _put(self, chunk: bytes) -> None:
-        await self._files.put(self._tenant, self.id, self._chunks, chunk)
+        await self._files.put(self._batch.tenant, self.id, self._chunks, chunk)
         self._chunks += 1
         self.size_bytes += len(chunk)
