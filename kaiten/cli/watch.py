@@ -62,7 +62,7 @@ def watch(
 
 class Watching:
     """Responses for ever, of whichever of these leads or knows who does. ApiError: none for a
-    while. `close` ends them, from another thread, too.
+    while; after the first, for `resume_s`. `close` ends them, from another thread, too.
     """
 
     def __init__(
@@ -72,8 +72,9 @@ class Watching:
         interval_ms: int,
         *,
         takes_rows: bool = True,
+        resume_s: float = RESUME_S,
     ) -> None:
-        self._gateways = gateways
+        self._gateways, self._resume_s = gateways, resume_s
         self._metadata = with_key((), api_key)
         self._request = WatchRequest(interval_ms=interval_ms, takes_rows=takes_rows)
         self._call: Any = None
@@ -85,11 +86,11 @@ class Watching:
             self._call.cancel()
 
     def __iter__(self) -> Iterator[WatchResponse]:
-        failures, since_s = 0, time.monotonic()
+        failures, since_s, for_s = 0, time.monotonic(), RESUME_S
         for address, tls in cycle(self._gateways):
             try:
                 for response in self._of(address, tls):
-                    failures, since_s = 0, math.inf
+                    failures, since_s, for_s = 0, math.inf, self._resume_s
                     yield response
             except grpc.RpcError as error:
                 if self._is_closed:
@@ -98,7 +99,7 @@ class Watching:
                 is_elsewhere = error.code() in ELSEWHERE and not isinstance(known, CertificateError)
                 # gRPC may have taken a minute to see that one is gone: the others are asked, too.
                 failures, since_s = failures + 1, min(since_s, now_s := time.monotonic())
-                is_over = failures >= len(self._gateways) and now_s - since_s > RESUME_S
+                is_over = failures >= len(self._gateways) and now_s - since_s > for_s
                 if not is_elsewhere or is_over:
                     raise known from None
             # Nobody tells when another leads: ask again.

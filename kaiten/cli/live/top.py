@@ -1,6 +1,7 @@
 """`kaiten top`: the batch of a cell in a terminal, live, by keyboard."""
 
 import asyncio
+import math
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -52,7 +53,7 @@ def top(
     gateways: Sequence[tuple[str, TLS | None]], *, api_key: str | None, interval_ms: int
 ) -> int:
     """Until `q`; the exit code."""
-    watching = Watching(gateways, api_key, interval_ms)
+    watching = Watching(gateways, api_key, interval_ms, resume_s=math.inf)
     silent_s = max(SILENT_S, SILENT_MIN * interval_ms / 1e3)
     shown = Top(watching, watching.close, silent_s=silent_s)
     shown.run()
@@ -62,8 +63,8 @@ def top(
 
 
 class Top(App[None]):
-    """`told` is read on a thread of its own, until `leave` ends it. Of a server that hangs nothing
-    comes: after `silent_s` without a word it is said how old that is what is shown.
+    """`told` is read on a thread of its own, until `leave` ends it. Of a server that hangs, or
+    is started again, nothing comes: after `silent_s` it is said how old that is what is shown.
     """
 
     CSS = """
@@ -187,10 +188,13 @@ class Top(App[None]):
         if known != list(wanted)[: len(known)]:
             table.clear()
             known = []
+        # Of a cell that is narrower than its column all of the column would be measured.
+        widest = [max(map(len, column)) for column in zip(*wanted.values(), strict=True)]
         for key in known:
             for index, cell in enumerate(wanted[key]):
                 if table.get_cell(key, str(index)) != cell:
-                    table.update_cell(key, str(index), cell, update_width=True)
+                    is_widest = len(cell) == widest[index]
+                    table.update_cell(key, str(index), cell, update_width=is_widest)
         for key in list(wanted)[len(known) :]:
             table.add_row(*wanted[key], key=key)
         table.move_cursor(row=min(at, max(0, len(wanted) - 1)))

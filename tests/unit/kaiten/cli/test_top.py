@@ -35,6 +35,7 @@ from scheduler_svc.live_view_wire import changes_to_proto
 from tests.support.cell import Cell, spec
 
 pytest.importorskip("textual", reason="kaiten[top] is not installed")
+from rich.text import Text
 from textual.pilot import Pilot
 from textual.widgets import DataTable, Static
 
@@ -255,13 +256,9 @@ class Screen:
 
     def rows(self, name: str) -> list[list[str]]:
         table: DataTable[str] = self.app.query_one(f"#{name}", DataTable)
-        return [table.get_row_at(index) for index in range(table.row_count)]
-
-    def drawn(self, name: str) -> str:
-        """A widget as a terminal has it, without line ends and more than one space."""
-        widget = self.app.query_one(f"#{name}")
-        lines = (widget.render_line(y).text for y in range(widget.size.height))
-        return " ".join(" ".join(lines).split())
+        cells = (table.get_row_at(index) for index in range(table.row_count))
+        # As a table shows a text.
+        return [[Text.from_markup(cell).plain for cell in row] for row in cells]
 
     def text(self, name: str) -> str:
         return str(self.app.query_one(f"#{name}", Static).content)
@@ -270,12 +267,6 @@ class Screen:
 async def shows(pilot: Pilot[None], screen: Screen, words: str) -> None:
     """Until the headline says so."""
     while words not in screen.text("headline"):
-        await pilot.pause(0.01)
-
-
-async def draws(pilot: Pilot[None], screen: Screen, name: str, words: str) -> None:
-    """Until it does: columns become as wide as they must when nothing else is to be done."""
-    while words not in screen.drawn(name):
         await pilot.pause(0.01)
 
 
@@ -353,8 +344,9 @@ async def test_an_address_of_ipv6_is_shown_whole() -> None:
     cell.addresses = {"w1": "[fd00::1]:50061"}
     async with screen.app.run_test(size=(140, 50)) as pilot:
         screen.told.put(cell.tell())
+        await shows(pilot, screen, "leader 7")
         for name in ("workers", "running"):
-            await draws(pilot, screen, name, "[fd00::1]:50061")
+            assert "[fd00::1]:50061" in screen.rows(name)[0]
 
 
 async def test_a_narrow_terminal_shows_all_of_the_headline() -> None:
@@ -363,7 +355,10 @@ async def test_a_narrow_terminal_shows_all_of_the_headline() -> None:
     response.workers[0].is_late = True
     async with screen.app.run_test(size=(40, 30)) as pilot:
         screen.told.put(response)
-        await draws(pilot, screen, "headline", "1 uncommitted a step of the worker is overdue")
+        await shows(pilot, screen, "1 uncommitted  a step of the worker is overdue")
+        headline = screen.app.query_one("#headline")
+        while headline.size.width * headline.size.height < len(screen.text("headline")):
+            await pilot.pause(0.01)
 
 
 async def test_top_ends_with_the_reason_when_nobody_tells_any_more() -> None:
@@ -374,3 +369,25 @@ async def test_top_ends_with_the_reason_when_nobody_tells_any_more() -> None:
             await pilot.pause(0.01)
     assert screen.app.return_code == 1
     assert str(screen.app.error) == "nobody leads"
+
+
+async def test_a_long_queue_is_drawn_in_time_as_it_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each cell that is narrower than its column Textual measures all of the column, if asked
+    to: 500 requests stood still for seconds.
+    """
+    asked, cell, screen = list[bool](), Told(spec(slots=1)), Screen()
+    cell.now_ns = SECOND
+    cell.submit(1, 9)
+    # Its age is wider than those of the others.
+    cell.now_ns += 6000 * SECOND
+    for _ in range(100):
+        cell.submit(1, 9)
+    async with screen.app.run_test(size=(140, 50)):
+        screen.app.take(cell.tell())
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                DataTable, "update_cell", lambda *_, update_width: asked.append(update_width)
+            )
+            screen.app.take(cell.tell())
+    assert len(asked) >= 100
+    assert sum(asked) <= 1

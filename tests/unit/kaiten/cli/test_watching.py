@@ -1,6 +1,7 @@
 """Whom commands that watch ask, for how long, and how they end."""
 
 import asyncio
+import math
 import signal
 from collections.abc import AsyncIterator, Iterator
 from itertools import islice
@@ -40,8 +41,11 @@ class Clock:
 class Asked(Watching):
     """Of gateways that answer as it is written: a response, or seconds until nobody is there."""
 
-    def __init__(self, clock: Clock, **answers: list[WatchResponse | float]) -> None:
-        super().__init__([(f"{name}:1", None) for name in answers], None, 250)
+    def __init__(
+        self, clock: Clock, *, resume_s: float = RESUME_S, **answers: list[WatchResponse | float]
+    ) -> None:
+        gateways = [(f"{name}:1", None) for name in answers]
+        super().__init__(gateways, None, 250, resume_s=resume_s)
         self.clock, self.answers, self.asked = clock, answers, list[str]()
 
     def _of(self, address: str, tls: Any) -> Iterator[WatchResponse]:
@@ -73,6 +77,17 @@ def test_one_that_hung_is_asked_again_when_that_is_seen(clock: Clock) -> None:
     responses = [WatchResponse(epoch=7), WatchResponse(epoch=8)]
     watching = Asked(clock, one=[responses[0], 40.0, responses[1]])
     assert [*islice(watching, 2)] == responses
+
+
+def test_a_top_waits_for_a_gateway_that_is_started_again(clock: Clock) -> None:
+    responses = [WatchResponse(epoch=7), WatchResponse(epoch=7, seq=1)]
+    away = [1.0] * 60
+    watching = iter(Asked(clock, one=[responses[0], *away, responses[1]], resume_s=math.inf))
+    assert [next(watching), next(watching)] == responses
+    watching = iter(Asked(clock, one=[responses[0], *away, responses[1]]))
+    next(watching)
+    with pytest.raises(UnavailableError):
+        next(watching)
 
 
 def test_nobody_is_looked_for_for_a_while(clock: Clock) -> None:
