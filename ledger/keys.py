@@ -80,6 +80,10 @@ class Keys:
         """Hash: name, purpose, bytes and pieces of a file, and what it counts for, with TTL."""
         return f"{self.prefix}file:{tenant}:{id}"
 
+    def place(self, tenant: str, id: str) -> str:
+        """String: when a file or a batch was made, with TTL, which is longer than its own."""
+        return f"{self.prefix}place:{tenant}:{id}"
+
     def file_chunk(self, tenant: str, id: str, number: int) -> str:
         """String: a piece of a file, with TTL."""
         return f"{self.file(tenant, id)}:{number}"

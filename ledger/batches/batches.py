@@ -63,7 +63,7 @@ class Batches:
         bounds = (LIVE_MAX, KEPT_MAX, limits.files_bytes_max, BATCH_BYTES)
         verdict, *rest = await self._store.script(
             scripts.BATCH_NEW,
-            (*keys.shelf(name.tenant), keys.batches, keys.batch(*name)),
+            (*keys.shelf(name.tenant), keys.batches, keys.batch(*name), keys.place(*name)),
             (name.tenant, name.id, kept_s, window_s, *bounds, *_flat(fields)),
         )
         if verdict == b"FULL":

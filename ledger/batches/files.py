@@ -17,8 +17,6 @@ UPLOAD_S_MAX: Final = 3600
 FILES_MAX: Final = 10_000
 # What a file takes of the store besides its bytes, or a small one in all.
 FILE_BYTES_MIN: Final = 2048
-# How long the place of one that was deleted is remembered.
-PLACE_S: Final = 300
 # As shelf_page.lua tells them apart, by their ids.
 OF_PURPOSE: Final = {"": "all", "batch": "plain", "batch_output": "outputs"}
 # Heads read at once.
@@ -88,6 +86,7 @@ class Files:
             (
                 *keys.shelf(tenant),
                 keys.file(tenant, id),
+                keys.place(tenant, id),
                 *(() if of is None else (keys.batch(*of),)),
                 *self._chunk_keys(tenant, id, chunks),
             ),
@@ -120,14 +119,10 @@ class Files:
         return found
 
     async def page(self, tenant: str, page: Page, *, purpose: str = "") -> tuple[list[str], bool]:
-        """As `shelf.page_of`; of all purposes, if it is left out. Behind one that was deleted just
-        now, too: who turns pages may delete what was on them.
-        """
+        """As `shelf.page_of`; of all purposes, if it is left out."""
         if purpose not in OF_PURPOSE:
             return [], False
-        key = self._store.keys.file(tenant, page.after) if page.after else ""
-        of = OF_PURPOSE[purpose]
-        return await page_of(self._store, tenant, FILES, page, of=of, after_key=key)
+        return await page_of(self._store, tenant, FILES, page, of=OF_PURPOSE[purpose])
 
     async def some(self, tenant: str, ids: Sequence[str]) -> AsyncIterator[StoredFile]:
         """Those of them that are still there, in their order."""
@@ -149,8 +144,13 @@ class Files:
         keys = self._store.keys
         verdict, *_ = await self._store.script(
             scripts.FILE_DROP,
-            (*keys.shelf(tenant), keys.file(tenant, id), *self._chunk_keys(tenant, id, chunks)),
-            (id, PLACE_S),
+            (
+                *keys.shelf(tenant),
+                keys.file(tenant, id),
+                keys.place(tenant, id),
+                *self._chunk_keys(tenant, id, chunks),
+            ),
+            (id,),
         )
         if verdict == b"NONE":
             raise NotFound(f"file {id!r}")

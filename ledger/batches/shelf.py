@@ -20,16 +20,17 @@ class Page(NamedTuple):
 
 
 async def page_of(
-    store: Store, tenant: str, which: int, page: Page, *, of: str = "all", after_key: str = ""
+    store: Store, tenant: str, which: int, page: Page, *, of: str = "all"
 ) -> tuple[list[str], bool]:
-    """Ids, and whether there are more; `of` whom, as shelf_page.lua tells them apart. `after_key`:
-    where it is remembered for a while after it was deleted.
+    """Ids, and whether there are more; `of` whom, as shelf_page.lua tells them apart. Behind one
+    that has left just now, too: who turns pages may delete what was on them.
 
     NotFound: `after` is not in the list.
     """
+    place = (store.keys.place(tenant, page.after),) if page.after else ()
     verdict, *found = await store.script(
         scripts.SHELF_PAGE,
-        (*store.keys.shelf(tenant), *([after_key] if after_key else ())),
+        (*store.keys.shelf(tenant), *place),
         (which, int(page.is_oldest_first), page.after, page.limit, of),
     )
     if verdict == b"NONE":

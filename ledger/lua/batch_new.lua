@@ -1,6 +1,6 @@
 #!lua
 -- Accept a batch, if its tenant has not too many. Idempotent by id.
--- KEYS  meta, shelf:<tenant> as shelf.lua has it, batches, batch:<tenant>:<id>
+-- KEYS  meta, shelf:<tenant> as shelf.lua has it, batches, batch:<tenant>:<id>, place:<tenant>:<id>
 -- ARGV  1 store nonce, 2 tenant, 3 id, 4 how long to keep it in s, 5 how long it may take in s, 6 live ones at most, 7 ones that are kept at most,
 --       8 bytes of the tenant at most, 9 bytes that a batch counts for besides its fields; then names and values of its fields
 -- reply {OK} | {LIVE, live ones} | {KEPT, ones kept} | {FULL, bytes kept} | {STORE_LOST}
@@ -23,5 +23,6 @@ shelf_add(KEYS[3], ARGV[3], counted, now, tonumber(ARGV[4]), kept + counted)
 redis.call('HSET', KEYS[7], 'status', 'validating', 'created_at', string.format('%.0f', now),
   'expires_at', string.format('%.0f', now + tonumber(ARGV[5])), unpack(ARGV, 10))
 redis.call('EXPIRE', KEYS[7], ARGV[4])
+redis.call('SET', KEYS[8], string.format('%.0f', now), 'EX', tonumber(ARGV[4]) + PLACE_S)
 redis.call('HSET', KEYS[6], prefix .. ARGV[3], '1')
 return {'OK'}

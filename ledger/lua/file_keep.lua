@@ -1,6 +1,7 @@
 #!lua
 -- Keep a file whose pieces are all there, within what its tenant may keep. Idempotent by id.
--- KEYS  meta, shelf:<tenant> as shelf.lua has it, file:<tenant>:<id>, of an output batch:<tenant>:<id>, its pieces in order
+-- KEYS  meta, shelf:<tenant> as shelf.lua has it, file:<tenant>:<id>, place:<tenant>:<id>, of an output batch:<tenant>:<id>,
+--       its pieces in order
 -- ARGV  1 store nonce, 2 id, 3 bytes, 4 how long to keep it in s, 5 file name, 6 purpose,
 --       7 bytes of the tenant at most, 8 files of it at most, 9 bytes that a file counts for at least,
 --       10 whether it is what a batch has put out (0, 1)
@@ -10,15 +11,15 @@ if redis.call('HGET', KEYS[1], 'nonce') ~= ARGV[1] then return {'STORE_LOST'} en
 local function whole()
   return redis.call('HMGET', KEYS[6], 'bytes', 'chunks', 'created_at', 'expires_at', 'filename', 'purpose')
 end
-local known, first = whole(), 7 + tonumber(ARGV[10])
+local known, first = whole(), 8 + tonumber(ARGV[10])
 if known[1] then
   -- A gateway of an earlier version may just have sent its pieces again; what is behind them is no part of it.
   for i = first, math.min(#KEYS, first - 1 + tonumber(known[2])) do redis.call('EXPIRE', KEYS[i], redis.call('TTL', KEYS[6])) end
   return {'OK', unpack(known)}
 end
 -- Who drove it may have stood still: it is over, and its output was deleted.
-local state = first > 7 and redis.call('HGET', KEYS[7], 'status')
-if first > 7 and state ~= 'finalizing' and state ~= 'cancelling' then return {'OVER'} end
+local state = first > 8 and redis.call('HGET', KEYS[8], 'status')
+if first > 8 and state ~= 'finalizing' and state ~= 'cancelling' then return {'OVER'} end
 local now, counted = tonumber(redis.call('TIME')[1]), math.max(tonumber(ARGV[3]), tonumber(ARGV[9]))
 local kept = shelf_bytes(now)
 if kept + counted > tonumber(ARGV[7]) then return {'FULL', kept} end
@@ -32,6 +33,7 @@ local created_at = string.format('%.0f', now)
 local expires_at = shelf_add(KEYS[2], ARGV[2], counted, now, tonumber(ARGV[4]), kept + counted)
 redis.call('HSET', KEYS[6], 'bytes', ARGV[3], 'chunks', #KEYS - first + 1, 'created_at', created_at, 'expires_at', expires_at,
   'filename', ARGV[5], 'purpose', ARGV[6], 'counted', string.format('%.0f', counted))
+redis.call('SET', KEYS[7], created_at, 'EX', tonumber(ARGV[4]) + PLACE_S)
 redis.call('EXPIRE', KEYS[6], ARGV[4])
 for i = first, #KEYS do redis.call('EXPIRE', KEYS[i], ARGV[4]) end
 return {'OK', unpack(whole())}

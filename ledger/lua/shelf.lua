@@ -2,6 +2,9 @@
 -- when, and the bytes of all together. In front of the scripts that change or list it.
 -- KEYS  1 meta, 2 to 5 shelf:<tenant>: files, batches, leaving, bytes; what comes behind is the script's
 
+-- Where one stood in its list is known for so long after it has left: somebody may be turning pages.
+local PLACE_S = 300
+
 -- Bytes that are kept, without those whose time is over: each is taken out once, so that nobody is looked at again.
 local function shelf_bytes(now)
   local bytes = tonumber(redis.call('GET', KEYS[5]) or '0')

@@ -1,14 +1,11 @@
 #!lua flags=allow-oom
 -- Ids of a page of what a tenant keeps, by when it was made; of the same second by id.
--- KEYS  meta, shelf:<tenant> as shelf.lua has it, of a file that is the id before: file:<tenant>:<id>
+-- KEYS  meta, shelf:<tenant> as shelf.lua has it, of the id before, if there is one: place:<tenant>:<id>
 -- ARGV  1 store nonce, 2 which: 2 files, 3 batches; 3 the oldest first (0, 1), 4 the id before the first one wanted, or none,
 --       5 how many, 6 of whom: all, plain or outputs, whose ids have a second dash
 -- reply {OK, id…}: one more, if there are more | {NONE}: no such id before | {STORE_LOST}
 if redis.call('HGET', KEYS[1], 'nonce') ~= ARGV[1] then return {'STORE_LOST'} end
 local made, is_oldest_first, most = KEYS[tonumber(ARGV[2])], ARGV[3] == '1', tonumber(ARGV[5])
--- Its time may be over since the page that ended with it.
-local stood = redis.call('ZRANK', made, ARGV[4])
-local was_made = stood and redis.call('ZRANGE', made, stood, stood, 'WITHSCORES')[2]
 shelf_bytes(tonumber(redis.call('TIME')[1]))
 local at, page = 0, {'OK'}
 local function is_wanted(id)
@@ -24,8 +21,9 @@ local function ids(first, last)
 end
 if ARGV[4] ~= '' then
   local rank = rank_of(ARGV[4])
-  was_made = was_made or KEYS[6] and redis.call('HGET', KEYS[6], 'was_made')
-  if was_made and not rank then
+  -- It may have left since the page that ended with it.
+  local was_made = not rank and redis.call('GET', KEYS[6])
+  if was_made then
     redis.call('ZADD', made, was_made, ARGV[4])
     rank = rank_of(ARGV[4]) - 1
     redis.call('ZREM', made, ARGV[4])
