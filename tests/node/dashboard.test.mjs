@@ -6,8 +6,8 @@ import vm from "node:vm";
 
 const FOLDER = process.env.KAITEN_DASHBOARD;
 const source = ["core.js", "panels.js", "files.js"].map((name) => readFileSync(`${FOLDER}/${name}`, "utf8")).join("\n");
-const { Story, ArchiveReader, whyWaits, saved, loaded, OWNERS_MAX, TRACKS_GONE_MAX } = vm.runInThisContext(
-  `(() => {${source}; return {Story, ArchiveReader, whyWaits, saved, loaded, OWNERS_MAX, TRACKS_GONE_MAX}; })()`);
+const { Story, Heat, ArchiveReader, rate, whyWaits, reasonOf, saved, loaded, OWNERS_MAX, TRACKS_GONE_MAX } = vm.runInThisContext(
+  `(() => {${source}; return {Story, Heat, ArchiveReader, rate, whyWaits, reasonOf, saved, loaded, OWNERS_MAX, TRACKS_GONE_MAX}; })()`);
 
 const worker = (id, more = {}) => ({ worker_id: id, address: `${id.split(".")[0]}:1`, slots_max: 4, block_count: 8, block_size: 16,
   cached_blocks: "", passed_over: [], plans: [], is_draining: false, is_late: false, ...more });
@@ -108,4 +108,95 @@ test("of the archive comes what is before a moment within a millisecond, and not
   const { entries } = await archived(100.5, 385.09);
   assert.deepEqual(entries, [[{ header: {} }, { record: { unix_ms: 385.05 } }]]);
   assert.match(asked[0], /since_ms=100&until_ms=386&/);
+});
+
+// An iteration at a time, of who stays: slot 0 is sequence 1's.
+const at = (ms, more = {}) => ({ worker_id: "w.1", skipped: 0, is_diff: false, steps: [{ answered_unix_ms: ms, step_us: 9, plan_id: 1, step: 1,
+  tokens: 1, join_slots: [0], join_sequence_ids: [1], ...more }] });
+const one = (more = {}) => ({ sequence_id: 1, identity: { id: "default:one", arrived_unix_ms: 1000, prompt_tokens: 3 },
+  place: { state: "running", worker_id: "w.1", slot: 0, preemptions: 0 }, ...more });
+const counted = (story, kind) => [...story.heat.kinds[kind].values()].reduce((sum, counts) => sum + counts.reduce((a, b) => a + b), 0);
+
+test("a time to first token is of a first token, and a gap of two that were both told", () => {
+  const story = new Story("live"), first = { step: 0, chunk_slots: [0], chunk_tokens: [3] };
+  tell(story, { is_snapshot: true, workers: [worker("w.1")], sequences: [one()] });
+  tell(story, { steps: [at(60000)] });
+  assert.deepEqual([counted(story, "ttft"), counted(story, "gap")], [0, 0], "it had tokens before the page looked");
+  tell(story, { steps: [at(60020)] });
+  assert.equal(counted(story, "gap"), 1);
+  tell(story, { is_snapshot: true, workers: [worker("w.1")], sequences: [one()] });
+  tell(story, { steps: [at(90000)] });
+  assert.equal(counted(story, "gap"), 1, "nobody knows what was while the stream was away");
+  tell(story, { steps: [{ ...at(95000), skipped: 200 }] });
+  assert.equal(counted(story, "gap"), 1, "nor which tokens were skipped");
+  const again = new Story("live"), preempted = one({ place: { ...one().place, preemptions: 1 } });
+  tell(again, { is_snapshot: true, workers: [worker("w.1")], sequences: [preempted] });
+  tell(again, { steps: [at(60000, first)] });
+  assert.equal(counted(again, "ttft"), 0, "who computes again may have had its first");
+  const fresh = new Story("live");
+  tell(fresh, { is_snapshot: true, workers: [worker("w.1")], sequences: [one()] });
+  tell(fresh, { steps: [at(1500, first)] });
+  assert.equal(counted(fresh, "ttft"), 1);
+  assert.equal(fresh.owners.at(1).first, 1500);
+});
+
+test("whose end went with its leader runs again", () => {
+  const story = new Story("live"), start = { is_snapshot: true, workers: [worker("w.1")], sequences: [one()] };
+  tell(story, start);
+  tell(story, { steps: [at(2000, { finished_slots: [0] })] });
+  assert.ok(story.owners.at(1).ended);
+  tell(story, { ...start, epoch: 2 });
+  tell(story, { steps: [at(3000)] });
+  const track = story.tracks.get("w.1");
+  assert.deepEqual([track.cell(1, 0).owner, track.cell(1, 0).kind], [1, 1], "it decodes");
+});
+
+test("of a plan that nobody saw it is not said that no block is free", () => {
+  const story = new Story("live"), plan = { step: 0, lease_steps: 2, blocks_free: 7, waiting: 3 };
+  tell(story, { is_snapshot: true, workers: [worker("w.1")], sequences: [one()] });
+  tell(story, { steps: [at(2000, { step: 0 }), at(2010, { plan_id: 2, ...plan }), at(2020, { plan_id: 2 }), at(2030, { plan_id: 4 })] });
+  const track = story.tracks.get("w.1");
+  assert.deepEqual([0, 1, 2, 3].map((index) => [track.column(index).free, track.column(index).waiting]),
+    [[null, null], [7, 3], [7, 3], [null, null]]);
+  tell(story, { steps: [at(2040, { ...plan, plan_id: 5, blocks_free: undefined, waiting: undefined })] });
+  assert.equal(track.column(4).free, 0, "and none may be");
+});
+
+test("steps a second are those of the second before the moment that is looked at", () => {
+  const story = new Story("live");
+  tell(story, { is_snapshot: true, workers: [worker("w.1")], sequences: [one()] });
+  tell(story, { steps: [...Array(50).keys()].map((step) => at(10000 + 100 * step)) });
+  const track = story.tracks.get("w.1");
+  assert.equal(rate(track, 12000), "11 steps/s, 11 tokens/s");
+  assert.equal(rate(track, 9000), "0 steps/s, 0 tokens/s");
+  assert.equal(rate(track, 60000), "0 steps/s, 0 tokens/s");
+});
+
+test("what is said of latencies is true of them, and of the moment that is looked at", () => {
+  const heat = new Heat();
+  for (let second = 0; second < 50; second++) heat.add("gap", 1000 * second, second < 40 ? 20 : 90000);
+  assert.ok(heat.quantile("gap", .95, 30, 35000) > 20);
+  assert.ok(heat.quantile("gap", .95, 30, 35000) < 30);
+  assert.ok(heat.quantile("gap", .95, 30, 49000) > 90000, "also of those that are very long");
+  assert.equal(heat.quantile("gap", .95, 30, 300000), null, "nothing was for minutes");
+});
+
+test("a track that gets more slots keeps its iterations", () => {
+  const story = new Story("archive"), reader = new ArchiveReader(story);
+  const said = (step, ...inputs) => ({ record: { seq: step, unix_ms: step, inputs: inputs.map((input) => ({ unix_ms: step, ...input })) } });
+  const plan = (id, more) => ({ plan: { worker_id: "w.1", plan_id: id, lease_steps: 1, leave_slots: [], join_slots: [], admitted: [], preempted: [], ...more } });
+  const answer = (id, slots) => ({ step: { worker_id: "w.1", plan_id: id, step: 0, step_us: 9, slots } });
+  reader.take([{ header: { epoch: 1, policy: "fair" } }, said(1, plan(1, { join_slots: [0], admitted: [5] })), said(2, answer(1, [0])),
+    said(3, plan(2, { join_slots: [3], admitted: [6] })), said(4, answer(2, [0, 3]))]);
+  const track = story.tracks.get("w.1"), of = (index, slot) => story.owners.at(track.cell(index, slot).owner).sequenceId;
+  assert.deepEqual([track.count, of(0, 0), of(1, 0), of(1, 3)], [2, 5, 5, 6]);
+  assert.equal(story.core.seq - story.core.committedSeq, 0, "what is archived is committed");
+  reader.take([said(5, { worker_lost: "w.1" }), said(6, plan(1, { join_slots: [1], admitted: [7] })), said(7, answer(1, [1]))]);
+  assert.deepEqual([0, 1, 3].map((slot) => track.cell(2, slot).owner && of(2, slot)), [0, 7, 0], "it came back with nobody");
+  reader.take([{ header: { epoch: 2, policy: "fair" } }, said(1, plan(9, { join_slots: [2], admitted: [8] })), said(2, answer(9, [2]))]);
+  assert.deepEqual([1, 2].map((slot) => track.cell(3, slot).owner && of(3, slot)), [0, 8], "a new leader begins with nobody");
+});
+
+test("a reason has the name of nothing else", () => {
+  assert.equal(reasonOf({ why: "constructor" }), "constructor");
 });

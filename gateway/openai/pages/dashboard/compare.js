@@ -44,13 +44,7 @@ function cutOut(track, owners) {
       last = index;
       if ([DECODE, FIRST].includes(kind & KIND)) tokens.set(owner, (tokens.get(owner) || 0) + 1);
     }
-  const cut = new Track(track.workerId, track.slots, track.owners);
-  for (let index = first; index >= 0 && index <= last; index++) {
-    const from = (index % track.cap) * track.slots, to = cut.count % cut.cap;
-    for (const name of ["owner", "kind", "chunk"]) cut[name].set(track[name].subarray(from, from + track.slots), to * track.slots);
-    cut.columns[to] = track.column(index);
-    cut.count++;
-  }
+  const cut = track.part(Math.max(0, first), last + 1);
   return {cut, tokens, there: owners.filter((owner) => tokens.has(owner.number)).sort((one, other) => one.arrived - other.arrived)};
 }
 

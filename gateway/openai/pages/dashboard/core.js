@@ -8,7 +8,7 @@ const OWNERS_MAX = 60000, OWNERS_KEPT = 45000, TRACKS_GONE_MAX = 3;
 const FRAMES_MAX = 240, FRAME_MS = 500, FRAMES_BYTES_MAX = 32e6;
 
 // Whose it was is known no more.
-const FORGOTTEN = Object.freeze({sequenceId: 0, number: 0, id: "forgotten", choice: 0, hue: 0, arrived: 0, first: 0, last: 0, ended: true,
+const FORGOTTEN = Object.freeze({sequenceId: 0, number: 0, id: "forgotten", choice: 0, hue: 0, arrived: 0, first: 0, last: 0, hasBegun: true, ended: true,
   promptTokens: 0, tokensMax: 0});
 // Sequences by small numbers, from 1 and never again, oldest first; of each what is known of its request.
 class Owners {
@@ -18,7 +18,7 @@ class Owners {
     if (number === undefined) {
       number = ++this.made;
       this.numbers.set(sequenceId, number);
-      this.all.set(number, {sequenceId, number, id: "", choice: 0, hue: hueOf(number), arrived: 0, first: 0, last: 0, ended: false,
+      this.all.set(number, {sequenceId, number, id: "", choice: 0, hue: hueOf(number), arrived: 0, first: 0, last: 0, hasBegun: false, ended: false,
         promptTokens: 0, tokensMax: 0});
     }
     return number;
@@ -64,13 +64,30 @@ class Track {
     return {owner: this.owner[at], kind: this.kind[at], chunk: this.chunk[at]};
   }
   clear() { this.rows.fill(0); }
+  // Of the newest iteration at this moment; -1: all are after it.
+  indexAt(at) {
+    let low = this.oldest, high = this.count;
+    while (low < high) { const middle = (low + high) >> 1; if (this.column(middle).at > at) high = middle; else low = middle + 1; }
+    return low > this.oldest ? low - 1 : -1;
+  }
+  // These iterations in a track of its own, numbered from `number` on.
+  part(first, end, slots = this.slots, number = 0) {
+    const part = new Track(this.workerId, slots, this.owners);
+    part.count = number;
+    for (let index = first; index < end; index++, part.count++) {
+      const from = (index % this.cap) * this.slots, to = part.count % part.cap;
+      for (const name of ["owner", "kind", "chunk"]) part[name].set(this[name].subarray(from, from + this.slots), to * slots);
+      part.columns[to] = this.column(index);
+    }
+    return part;
+  }
   leave(slot) { this.rows[slot] = 0; }
   join(slot, sequenceId) { if (slot < this.slots) this.rows[slot] = this.owners.of(sequenceId); }
 
   // One step of whoever has a row. `chunks`: tokens by slot; `tokenless`: slots.
   push(column, chunks, tokenless, finished, preempted, heat) {
     const index = this.count++, base = (index % this.cap) * this.slots, owners = this.owners;
-    let decodes = 0, chunked = column.chunkTokens || 0, idle = 0;
+    let decodes = 0, chunked = column.chunkTokens || 0, busy = 0;
     for (const sequenceId of preempted) this.mark(index - 1, this.owners.of(sequenceId), PREEMPTED);
     for (let slot = 0; slot < this.slots; slot++) {
       const number = this.rows[slot], owner = owners.at(number);
@@ -81,12 +98,13 @@ class Track {
         else if (hasToken) { kind = DECODE; decodes++; }
         else kind = WAITS;
         if (hasToken) {
-          if (!owner.first) { owner.first = column.at; if (owner.arrived) heat.add("ttft", column.at, column.at - owner.arrived); }
-          else heat.add("gap", column.at, column.at - owner.last);
+          if (owner.last) heat.add("gap", column.at, column.at - owner.last);
+          else if (kind === FIRST && !owner.hasBegun && owner.arrived) heat.add("ttft", owner.first = column.at, column.at - owner.arrived);
+          owner.hasBegun = true;
           owner.last = column.at;
         }
       }
-      if (kind === IDLE) idle++;
+      if (kind !== IDLE) busy++;
       this.owner[base + slot] = kind === IDLE ? 0 : number;
       this.kind[base + slot] = kind;
       this.chunk[base + slot] = Math.min(chunk, 65535);
@@ -96,10 +114,10 @@ class Track {
       const owner = owners.all.get(this.rows[slot]);
       if (owner) owner.ended = true;
     }
-    // What is left out is as it was.
-    const before = this.column(index - 1);
-    if (column.step) Object.assign(column, {free: before?.free ?? null, waiting: before?.waiting ?? null, budget: before?.budget ?? 0, lease: before?.lease ?? 0});
-    this.columns[index % this.cap] = {...column, decodes, chunked, idle, finished: finished.length, preempted: preempted.length};
+    // What is left out is as its plan said with its first step.
+    const before = this.column(index - 1), plan = before?.plan === column.plan ? before : null;
+    if (column.step) Object.assign(column, {free: plan?.free ?? null, waiting: plan?.waiting ?? null, budget: plan?.budget || column.budget, lease: plan?.lease ?? 0});
+    this.columns[index % this.cap] = {...column, decodes, chunked, busy, finished: finished.length, preempted: preempted.length};
   }
   mark(index, number, flag) {
     if (index < this.oldest) return;
@@ -121,7 +139,7 @@ class Track {
 }
 
 // Latencies by time and size: bins of a second, and half powers of two from a quarter of a millisecond on.
-const HEAT_BINS = 120, HEAT_ROWS = 36;
+const HEAT_BINS = 120, HEAT_ROWS = 48;
 class Heat {
   constructor() { this.kinds = {ttft: new Map(), gap: new Map()}; this.newest = 0; }
   add(kind, at, ms) {
@@ -136,14 +154,15 @@ class Heat {
   }
   static row(ms) { return Math.max(0, Math.min(HEAT_ROWS - 1, Math.floor(2 * Math.log2(Math.max(ms, .25) / .25)))); }
   static msOf(row) { return .25 * 2 ** (row / 2); }
-  // The size below which a share of the newest seconds is.
-  quantile(kind, share, seconds) {
+  // The size below which a share of the seconds before a moment is.
+  quantile(kind, share, seconds, now) {
+    const last = Math.floor(now / 1000);
     const sums = new Float64Array(HEAT_ROWS);
     let all = 0;
     for (const [bin, counts] of this.kinds[kind])
-      if (bin > this.newest - seconds) for (let row = 0; row < HEAT_ROWS; row++) { sums[row] += counts[row]; all += counts[row]; }
+      if (bin > last - seconds && bin <= last) for (let row = 0; row < HEAT_ROWS; row++) { sums[row] += counts[row]; all += counts[row]; }
     let seen = 0;
-    for (let row = 0; row < HEAT_ROWS; row++) if ((seen += sums[row]) >= all * share && all) return Heat.msOf(row + .5);
+    for (let row = 0; row < HEAT_ROWS; row++) if ((seen += sums[row]) >= all * share && all) return Heat.msOf(row + 1);
     return null;
   }
 }
@@ -156,7 +175,8 @@ class Story {
   }
   track(workerId, slots) {
     let track = this.tracks.get(workerId);
-    if (!track || track.slots < slots) this.tracks.set(workerId, track = new Track(workerId, slots, this.owners));
+    if (!track) this.tracks.set(workerId, track = new Track(workerId, slots, this.owners));
+    else if (track.slots < slots) this.tracks.set(workerId, track = track.part(track.oldest, track.count, slots, track.oldest));
     return track;
   }
   // Somebody looks at it as it is: what there is now stays, but for what newer iterations take the place of.
@@ -182,10 +202,12 @@ class Story {
   // One event of /v1/watch. What is not told is as before.
   take(told) {
     const core = this.core, before = told.is_snapshot ? new Map() : core.sequences;
+    // Iterations before it were not told: nobody knows when these had their token before.
+    if (told.is_snapshot) for (const owner of this.owners.all.values()) owner.last = 0;
     if (told.is_snapshot) { core.workers = new Map(); core.sequences = new Map(); core.rows = new Map(); core.queue = []; core.waiting = 0; }
     Object.assign(core, {epoch: told.epoch, seq: told.seq, committedSeq: told.committed_seq, at: told.unix_ms});
     if (told.configured) core.configured = told.configured;
-    for (const id of told.worker_ids_gone || []) core.workers.delete(id);
+    for (const id of told.worker_ids_gone || []) { core.workers.delete(id); core.rows.delete(id); }
     for (const worker of told.workers || []) core.workers.set(worker.worker_id, worker);
     if (told.sequences || told.sequence_ids_gone || told.rows || told.is_snapshot) core.sequences = this.sequences(told);
     if (told.queue) { core.queue = told.queue.sequence_ids; core.waiting = told.queue.length; }
@@ -200,11 +222,18 @@ class Story {
     for (const one of told.sequences || []) {
       const before = found.get(one.sequence_id), now = {...before, ...one};
       if (one.identity) this.owners.name(one.sequence_id, one.identity);
+      if (told.is_snapshot) this.isHere(one);
       if (one.tables) now.blocks = one.tables.map((table, group) => blocksOf(before?.blocks?.[group] || [], table));
       found.set(one.sequence_id, now);
     }
     for (const rows of told.rows || []) this.rows(found, rows);
     return found;
+  }
+  // Its end was nobody's to keep, if this page heard of one: its leader was lost before that was committed.
+  isHere({sequence_id, place}) {
+    const owner = this.owners.at(this.owners.of(sequence_id));
+    owner.ended = false;
+    owner.hasBegun ||= place?.preemptions > 0;
   }
   // Who is on a worker, in columns.
   rows(found, {worker_id, sequence_ids, tokens = [], scheduled_tokens, computed_tokens, table_rows = [], skipped, kept, new_blocks, block_ids = []}) {
@@ -224,19 +253,22 @@ class Story {
   // `before`: of whoever ran as of the event before.
   steps({worker_id, skipped, steps, is_diff}, before) {
     const worker = this.core.workers.get(worker_id);
+    this.lost += skipped;
+    if (skipped) for (const [id, {place}] of before) if (place?.worker_id === worker_id) this.owners.at(this.owners.of(id)).last = 0;
+    if (!steps.length) return;
     let slots = worker?.slots_max || 0;
     for (const step of steps) for (const slot of step.join_slots || []) slots = Math.max(slots, slot + 1);
     const isNew = !this.tracks.has(worker_id), track = this.track(worker_id, slots);
     if (isNew) this.dropTracks(worker_id);
     track.clear();
     if (is_diff) for (const [id, {place}] of before) if (place?.state === "running" && place.worker_id === worker_id) track.join(place.slot, id);
-    this.lost += skipped;
     for (const step of steps) {
       for (const slot of step.leave_slots || []) track.leave(slot);
       (step.join_slots || []).forEach((slot, index) => track.join(slot, step.join_sequence_ids[index]));
       const chunks = new Map((step.chunk_slots || []).map((slot, index) => [slot, step.chunk_tokens[index]]));
       track.push({at: step.answered_unix_ms, stepUs: step.step_us, plan: step.plan_id, step: step.step, tokens: step.tokens,
-        free: step.blocks_free ?? 0, waiting: step.waiting ?? 0, budget: step.budget_tokens || worker?.step_tokens_max || 0, lease: step.lease_steps || 0,
+        // A plan that was made while nobody watched says nothing of this.
+        free: step.lease_steps ? step.blocks_free ?? 0 : null, waiting: step.lease_steps ? step.waiting ?? 0 : null, budget: step.budget_tokens || worker?.step_tokens_max || 0, lease: step.lease_steps || 0,
         cached: step.cached_tokens || 0, blocks: ["allocated", "evicted", "shared", "freed"].map((name) => step[`blocks_${name}`] || 0),
         expectedUs: step.expected_us || 0, isGraph: !!step.is_graph, whys: step.preempted_whys || []}, chunks,
         new Set(step.tokenless_slots), step.finished_slots || [], step.preempted_sequence_ids || [], this.heat);
@@ -293,7 +325,12 @@ class ArchiveReader {
     this.sequenceIds = [];
     for (const worker of this.workers.values()) worker.slots = worker.counts = [];
     for (const {header, request, record, gap} of entries) {
-      if (header) { this.sequenceIds = []; this.story.core.configured = {policy: header.policy}; this.story.core.epoch = header.epoch; }
+      if (header) {
+        this.sequenceIds = [];
+        if (header.epoch !== this.story.core.epoch) for (const id of this.workers.keys()) this.leave(id);
+        this.story.core.configured = {policy: header.policy};
+        this.story.core.epoch = header.epoch;
+      }
       if (request) for (let choice = 0; choice < request.n; choice++)
         this.story.owners.name(request.sequence_id + choice, {...request, choice, tokens_max: request.prompt_tokens + request.max_tokens});
       if (record) this.record(record);
@@ -306,11 +343,19 @@ class ArchiveReader {
     worker.slotsMax = Math.max(worker.slotsMax, slots);
     return worker;
   }
+  // Whoever was there is not any more.
+  leave(id) {
+    const worker = this.worker(id);
+    worker.rows.clear();
+    worker.fresh.clear();
+    worker.plans.clear();
+  }
   record(record) {
     if (record.sequence_ids) this.sequenceIds = record.sequence_ids;
     const last = record.inputs.findLast((input) => input.step);
     for (const input of record.inputs) {
       if (input.worker) this.worker(input.worker.worker_id, input.worker.slots_max).spec = input.worker;
+      if (input.worker_lost) this.leave(input.worker_lost);
       if (input.plan) {
         const worker = this.worker(input.plan.worker_id, 1 + Math.max(0, ...input.plan.join_slots));
         worker.plans.set(input.plan.plan_id, input.plan);
@@ -318,7 +363,7 @@ class ArchiveReader {
       }
       if (input.step) this.step(input, input === last ? this.sequenceIds : []);
     }
-    this.story.core.seq = record.seq;
+    this.story.core.seq = this.story.core.committedSeq = record.seq;
     this.story.core.at = record.unix_ms;
   }
   step({unix_ms, step}, sequenceIds) {
@@ -343,7 +388,7 @@ class ArchiveReader {
     }
     const tokenless = new Set([...worker.rows.keys()].filter((slot) => !sampled.has(slot)));
     track.push({at: unix_ms, stepUs: step.step_us, plan: step.plan_id, step: step.step, tokens: tokenSlots.length,
-      chunkTokens: plan?.chunk_tokens || 0, free: plan?.blocks_free, waiting: plan?.waiting,
+      chunkTokens: plan?.chunk_tokens || 0, free: plan?.blocks_free ?? null, waiting: plan?.waiting ?? null, lease: plan?.lease_steps ?? 0,
       budget: worker.spec?.step_tokens_max || 0}, chunks, tokenless, step.finished_slots || [], plan?.preempted || [], this.story.heat);
   }
 }

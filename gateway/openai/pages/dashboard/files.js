@@ -41,7 +41,8 @@ function loaded(file) {
     }));
   }
   for (const [kind, bins] of Object.entries(file.heat)) for (const [bin, counts] of bins) {
-    story.heat.kinds[kind].set(bin, Uint32Array.from(counts));
+    // In older files they are fewer.
+    story.heat.kinds[kind].set(bin, Uint32Array.from({length: HEAT_ROWS}, (_, row) => counts[row] || 0));
     story.heat.newest = Math.max(story.heat.newest, bin);
   }
   if (file.frame) {

@@ -56,7 +56,7 @@ async function older() {
     if (![...story.tracks.values()].some((each) => each.count)) throw new Error("the archive has no iteration of the ten seconds before");
     story.until = view.story === live ? until : view.story.until;
     const workers = new Map([...reader.workers].map(([id, worker]) => [id, {worker_id: id, address: live.core.workers.get(id)?.address || id, slots_max: worker.slotsMax, block_count: worker.spec?.block_count || live.core.workers.get(id)?.block_count || 0,
-      blocks_free: 0, plans: [], passed_over: [], is_draining: false, is_late: false}]));
+      plans: null, passed_over: [], is_draining: false, is_late: false}]));
     story.frames = [{...story.core, at: 0, workers, maps: new Map()}];
     view.story = story;
     view.isPaused = true;
@@ -112,7 +112,7 @@ function draw(now) {
   panels(of, now);
 }
 function panels(of, now) {
-  const story = view.story, frame = frameNow(), isArchive = story.name === "archive", column = of?.column(Math.ceil(view.head) - 1), at = column?.at ?? frame?.at ?? 0;
+  const story = view.story, frame = frameNow(), isArchive = story.name === "archive", column = of?.column(Math.ceil(view.head) - 1), at = (view.isPaused ? column?.at : frame?.at) ?? column?.at ?? frame?.at ?? 0;
   const range = $("scrub");
   range.min = of?.oldest ?? 0;
   range.max = of?.count ?? 0;
@@ -131,7 +131,7 @@ function panels(of, now) {
   blockMap.draw(map, story.owners, drawer.id === null ? 0 : story.owners.of(drawer.id));
   for (const heat of heats) heat.draw(story.heat, at);
   for (const kind of ["ttft", "gap"]) {
-    const [half, most] = [.5, .95].map((share) => story.heat.quantile(kind, share, 30));
+    const [half, most] = [.5, .95].map((share) => story.heat.quantile(kind, share, 30, at));
     $(`${kind}-note`).textContent = half === null ? "" : `half below ${milliseconds(half)}, 95 % below ${milliseconds(most)}`;
   }
   drawer.update();
@@ -139,7 +139,7 @@ function panels(of, now) {
   if (now - tablesAt < 400) { isDirty = true; return; }
   tablesAt = now;
   showLeader(story, frame);
-  showWorkers(story, frame, view.workerId, wantWorker);
+  showWorkers(story, frame, view.workerId, wantWorker, at);
   showQueue(story, frame, isArchive, column?.waiting);
   showRunning(story, frame, view.workerId, isArchive);
 }

@@ -9,7 +9,7 @@ function element(tag, properties = {}, ...children) {
   return made;
 }
 // Of watch.proto, WhyPassedOver.
-const WHYS = {
+const WHYS = {__proto__: null,
   plans_in_flight: "the worker has not answered the plans it has", nothing_changed: "the worker runs on by itself",
   draining: "the worker is draining", late: "a step of the worker is overdue", no_slot: "every slot is taken",
   no_budget: "another prefill could not be promised its minimum of every step", preempted: "somebody was preempted by this very plan",
@@ -85,26 +85,29 @@ function showRunning(story, frame, workerId, isArchive) {
 }
 function meter(name, part, whole) {
   const inner = element("i"), bar = element("i", {}, inner);
-  inner.style.width = `${whole ? Math.min(100, 100 * part / whole) : 0}%`;
+  inner.style.width = `${Math.min(100, 100 * part / whole) || 0}%`;
   return element("div", {className: "meter"}, element("span", {textContent: name}), bar, element("span", {textContent: `${part} of ${whole}`}));
 }
-function showWorkers(story, frame, chosen, choose) {
+// Of archives, what its newest iteration by then says of it.
+function load(track, at) { const column = track?.column(track.indexAt(at)); return column ? [column.busy, column.free ?? "?"] : [0, "?"]; }
+function showWorkers(story, frame, chosen, choose, at) {
   const workers = [...(frame?.workers.values() || [])];
-  const rates = workers.map((worker) => rate(story.tracks.get(worker.worker_id), frame.at));
+  const rates = workers.map((worker) => rate(story.tracks.get(worker.worker_id), at));
   const running = (id) => [...frame.sequences.values()].filter((one) => one.place?.state === "running" && one.place.worker_id === id).length;
-  const told = workers.map((worker, index) => [worker.worker_id, workerName(worker), running(worker.worker_id), worker.slots_max, worker.blocks_free, worker.block_count,
+  const taken = (worker) => story.name === "archive" ? load(story.tracks.get(worker.worker_id), at) : [running(worker.worker_id), worker.blocks_free];
+  const told = workers.map((worker, index) => [worker.worker_id, workerName(worker), ...taken(worker), worker.slots_max, worker.block_count,
     worker.is_draining, worker.is_late, worker.worker_id === chosen, rates[index], worker.plans, worker.passed_over]);
-  fill($("workers"), () => told.length ? told.map(([id, name, busy, slots, free, blocks, isDraining, isLate, isChosen, speed, plans, over]) =>
+  fill($("workers"), () => told.length ? told.map(([id, name, busy, free, slots, blocks, isDraining, isLate, isChosen, speed, plans, over]) =>
     element("button", {className: "card", ariaPressed: String(isChosen), onclick: () => choose(id), dataset: {sequence: id}}, element("b", {textContent: name}),
       element("span", {className: "dim", textContent: `  ${speed}`}), ...[isDraining && "draining", isLate && "late"].filter(Boolean).map((word) => element("span", {className: "bad", textContent: `  ${word}`})),
-      meter("slots", busy, slots), meter("blocks", blocks - free, blocks),
-      element("div", {className: "dim", textContent: `${plans.length} plan${plans.length === 1 ? "" : "s"} in flight${plans.length ? `: ${plans.map((plan) => `${plan.steps_answered} of ${plan.lease_steps} steps`).join(", ")}` : ""}`}),
+      meter("slots", busy, slots), meter("blocks", free === "?" ? free : blocks - free, blocks),
+      plans && element("div", {className: "dim", textContent: `${plans.length} plan${plans.length === 1 ? "" : "s"} in flight${plans.length ? `: ${plans.map((plan) => `${plan.steps_answered} of ${plan.lease_steps} steps`).join(", ")}` : ""}`}),
       ...over.map((each) => element("div", {className: "dim", textContent: `${each.stage === "lease" ? "short plans" : "nobody joins"}: ${reasonOf(each)}`}))))
     : [element("p", {className: "dim", textContent: "no worker"})], JSON.stringify(told));
 }
-// Over the newest second.
+// Over the second before a moment.
 function rate(track, now) {
-  let steps = 0, tokens = 0, index = track ? track.count - 1 : -1;
+  let steps = 0, tokens = 0, index = track ? track.indexAt(now) : -1;
   for (; index >= (track?.oldest ?? 0); index--) {
     const column = track.column(index);
     if (column.at < now - 1000) break;

@@ -254,12 +254,12 @@ class HeatMap {
   constructor(canvas, kind) { this.canvas = canvas; this.kind = kind; }
   bins(heat, now) {
     const across = Math.min(HEAT_BINS, Math.max(20, Math.floor((this.canvas.clientWidth - HEAT_GUTTER) / 5)));
-    return {across, last: Math.max(heat.newest, Math.floor(now / 1000))};
+    return {across, last: Math.floor(now / 1000)};
   }
   draw(heat, now) {
     const {context, width, height} = fitted(this.canvas), {across, last} = this.bins(heat, now), bins = heat.kinds[this.kind];
     let low = HEAT_ROWS, high = 0, most = 1;
-    for (const [bin, counts] of bins) if (bin > last - across) counts.forEach((count, row) => {
+    for (const [bin, counts] of bins) if (bin > last - across && bin <= last) counts.forEach((count, row) => {
       if (count) { low = Math.min(low, row); high = Math.max(high, row); most = Math.max(most, count); }
     });
     if (low > high) { low = 4; high = 14; }
