@@ -25,6 +25,7 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed: apt install chromium"),
 ]
 SLOTS = 16
+KEY_NAME = "kaiten-operator-key"
 STATE = "document.getElementById('state').textContent"
 DRAWER = "document.getElementById('drawer').textContent"
 # Cells of the ribbon in which a sequence had a token, or was told to have one (kinds 1 and 3).
@@ -55,6 +56,22 @@ AGAIN = """(() => {
   const paused = view.workerId;
   pause(false);
   return [...gone, followed, paused, view.workerId];
+})()"""
+# The first answer of /explain is that nobody leads.
+NOBODY_LEADS = """(() => {
+  const real = ask;
+  ask = async (...asked) => { ask = real; throw new Refused("nobody leads", 503); };
+})()"""
+# A pause begins; more iterations come than are kept.
+LONG_PAUSE = """(() => {
+  pause(true);
+  const isHeld = frameNow() === live.frames.at(-1), of = track(), column = of.column(of.count - 1);
+  for (let more = 0; more < of.cap + 5; more++)
+    of.push({...column}, new Map(), new Set(), [], [], new Heat());
+  draw(performance.now() + 1000);
+  const when = document.getElementById('when').textContent;
+  pause(false);
+  return [isHeld, when !== 'no iteration yet'];
 })()"""
 # The middle of a cell of the newest iteration, of whoever is there.
 CELL = """(() => {
@@ -143,6 +160,20 @@ async def test_every_token_is_a_cell(page: Tab, stack: WholeStack) -> None:
     assert await page.look(AGAIN) == [True, True, "again", "again", "other"]
 
 
+async def test_a_pause_holds_what_is_shown(page: Tab, stack: WholeStack) -> None:
+    """To the moment, and for as long as it may be."""
+    await answered(page, stack, 20)
+    assert await page.look(LONG_PAUSE) == [True, True]
+
+
+async def test_where_its_time_went_is_asked_again_where_nobody_could_say(
+    page: Tab, stack: WholeStack
+) -> None:
+    sequence = await answered(page, stack, 20)
+    await page.look(f"{NOBODY_LEADS}; drawer.open({sequence}, null)")
+    await page.until(f"/, ended: /.test({DRAWER})")
+
+
 async def test_what_was_seen_goes_into_files(page: Tab, stack: WholeStack, tmp_path: Path) -> None:
     """Saved and loaded it is the same, and a Chrome trace has every iteration once."""
     await page.downloads(tmp_path)
@@ -165,6 +196,12 @@ async def test_what_was_seen_goes_into_files(page: Tab, stack: WholeStack, tmp_p
     assert await page.look(count) == 60
     assert await page.look("document.getElementById('problem').textContent") == ""
     traces = [json.loads((await given("trace", "kaiten-trace.json")).read_text())]
+    await page.look("document.getElementById('older').click()")
+    older = "the archive has no iteration of the ten seconds before"
+    await page.until(
+        f"{STATE} === 'from the archive'"
+        f" || document.getElementById('problem').textContent === '{older}'"
+    )
     await page.look("document.getElementById('pause').click()")
     assert await page.look(STATE) == "live"
     (tmp_path / "kaiten-trace.json").unlink()
@@ -324,6 +361,20 @@ async def test_by_keyboard_alone(page: Tab, stack: WholeStack) -> None:
         await page.until(f"view.head > {stands} + 5")
 
 
+async def test_a_click_that_takes_its_time_is_one(page: Tab, stack: WholeStack) -> None:
+    """Rows are not made anew under a finger."""
+    with crowd(stack):
+        await until_full(page)
+        spot = await page.look(
+            "(() => { const row = document.querySelector('#running tr');"
+            " const {x, y, height} = row.getBoundingClientRect();"
+            " window.since = tablesAt; return {x: x + 4, y: y + height / 2}; })()"
+        )
+        later = "tablesAt > window.since + 1000"
+        await page.point(**spot, click=True, held=later)
+        assert not await page.look("document.getElementById('drawer').hidden")
+
+
 async def test_what_was_before_the_page_comes_from_the_archive(
     browser: Browser, stack: WholeStack
 ) -> None:
@@ -397,6 +448,14 @@ async def test_where_keys_are_on_it_is_for_operators(
             await page.type(keys["operator"].key)
             await page.press("Enter")
             await page.until(f"{STATE} === 'live'")
+            # Escape is no answer, whatever was answered before.
+            kept = f"sessionStorage.getItem('{KEY_NAME}')"
+            await page.look("document.getElementById('key').click()")
+            await page.look("document.getElementById('key-input').select()")
+            await page.type("another")
+            await page.press("Escape")
+            await page.until(f"!{is_asked}")
+            assert await page.look(kept) == keys["operator"].key
             await page.reload()
             await page.until(f"{STATE} === 'live'")
             # Nothing else was refused, and nothing else is wrong.

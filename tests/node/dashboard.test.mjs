@@ -200,3 +200,59 @@ test("a track that gets more slots keeps its iterations", () => {
 test("a reason has the name of nothing else", () => {
   assert.equal(reasonOf({ why: "constructor" }), "constructor");
 });
+
+const file = () => {
+  const story = new Story("live");
+  tell(story, { is_snapshot: true, configured: { policy: "fair" }, workers: [worker("w.1")], sequences: [one({ blocks: [[0, 1]] })], queue: { sequence_ids: [], length: 0 } });
+  tell(story, { steps: [at(1500, { step: 0, lease_steps: 2, chunk_slots: [0], chunk_tokens: [3] }), at(1510)] });
+  return JSON.parse(JSON.stringify(saved(story, story.frames.at(-1))));
+};
+test("a file is read as it was saved, an older one, too", () => {
+  const given = file(), again = loaded(given);
+  assert.equal(again.tracks.get("w.1").count, 2);
+  assert.equal(again.frames.at(-1).configured.policy, "fair");
+  given.heat.gap = given.heat.gap.map(([bin, counts]) => [bin, counts.slice(0, 36)]);
+  delete given.owners[0].number;
+  assert.equal(loaded(given).heat.quantile("gap", .5, 30, 1510) > 10, true);
+});
+
+test("of a file that is none of this page's it is said what is wrong, and nothing of it is shown", () => {
+  const wrong = (change, said) => {
+    const given = file();
+    change(given);
+    assert.throws(() => loaded(JSON.parse(JSON.stringify(given))), new RegExp(said));
+  };
+  assert.throws(() => loaded(null), /format must be kaiten-dashboard-1/);
+  wrong((given) => { given.format = "kaiten-dashboard-2"; }, "format must be kaiten-dashboard-1");
+  wrong((given) => { delete given.owners; }, "^Error: owners must be a list");
+  wrong((given) => { given.owners[0].hue = "red"; }, "owners\\[0\\].hue must be a whole number of 0 to 360");
+  wrong((given) => { given.owners[0].id = { toString: 1 }; }, "owners\\[0\\].id must be a text");
+  wrong((given) => { given.tracks[0].slots = 1e9; }, "tracks\\[0\\].slots must be a whole number of 0 to 1024");
+  wrong((given) => { given.tracks[0].runs[0] = [[0, 1e15, 1, 1]]; }, "tracks\\[0\\].runs\\[0\\] must be runs of its 2 columns");
+  wrong((given) => { given.tracks[0].columns[1] = null; }, "tracks\\[0\\].columns\\[1\\] must be an object");
+  wrong((given) => { given.tracks[0].columns[1].at = 1e300; }, "columns\\[1\\].at must be a number");
+  wrong((given) => { given.heat = { ["__proto__x"]: [] }; }, "heat.ttft must be a list");
+  wrong((given) => { given.heat.ttft = [["x", []]]; }, "heat.ttft\\[0\\] must be a list of numbers");
+  wrong((given) => { given.frame.workers[0].block_count = 1e12; }, "frame.workers\\[0\\].block_count must be");
+  wrong((given) => { given.frame.sequences[0].blocks = [7]; }, "blocks\\[0\\] must be a list of blocks");
+  wrong((given) => { given.frame.configured.policy = { toString: 1 }; }, "frame.configured.policy must be a text");
+});
+
+test("moments are kept for less memory than a page may take, however many share a prompt", () => {
+  const story = new Story("live"), shared = [...Array(4000).keys()];
+  const all = [...Array(256).keys()].map((id) => ({ ...one(), sequence_id: id + 1, tables: [{ skipped: 0, kept: 0, block_ids: shared }] }));
+  tell(story, { is_snapshot: true, workers: [worker("w.1", { block_count: 4000 })], sequences: all });
+  for (let second = 1; second < 60; second++) tell(story, { unix_ms: 1000 * second });
+  const bytes = story.frames.length * 256 * 4000 * 4;
+  assert.ok(bytes < 65e6, `${story.frames.length} frames`);
+});
+
+test("many workers share the room that a few have", () => {
+  const story = new Story("live"), ids = [...Array(64).keys()].map((id) => `w.${id}`);
+  tell(story, { is_snapshot: true, workers: ids.map((id) => worker(id, { slots_max: 64 })) });
+  for (const id of ids) tell(story, { steps: [step(id, 1)] });
+  const cells = [...story.tracks.values()].reduce((sum, track) => sum + track.cap * track.slots, 0);
+  assert.ok(cells <= 6.1e6, `${cells} cells`);
+  tell(story, { steps: [{ ...step("gone.1", 1), skipped: 3, steps: [] }] });
+  assert.equal(story.tracks.has("gone.1"), false, "of whom no iteration was told there is none");
+});

@@ -3,9 +3,9 @@
 
 const IDLE = 0, DECODE = 1, PREFILL = 2, FIRST = 3, WAITS = 4;   // FIRST: the prompt is done, and gave a token
 const FINISHED = 16, PREEMPTED = 32, KIND = 15;
-const CELLS_MAX = 1.5e6, COLUMNS_MAX = 12000, COLUMNS_MIN = 1000;
+const CELLS_MAX = 1.5e6, CELLS_OF_ALL_MAX = 6e6, COLUMNS_MAX = 12000, COLUMNS_MIN = 1000;
 const OWNERS_MAX = 60000, OWNERS_KEPT = 45000, TRACKS_GONE_MAX = 3;
-const FRAMES_MAX = 240, FRAME_MS = 500, FRAMES_BYTES_MAX = 32e6;
+const FRAMES_MAX = 240, FRAME_MS = 500, FRAMES_BYTES_MAX = 64e6;
 
 // Whose it was is known no more.
 const FORGOTTEN = Object.freeze({sequenceId: 0, number: 0, id: "forgotten", choice: 0, hue: 0, arrived: 0, first: 0, last: 0, hasBegun: true, ended: true,
@@ -48,9 +48,9 @@ function hueOf(number) { return Math.round((number * 137.508 + 20) % 360); }
 
 // The iterations of one worker: columns of one cell per slot, the newest so many.
 class Track {
-  constructor(workerId, slots, owners) {
-    Object.assign(this, {workerId, slots, owners, count: 0, rows: new Uint32Array(slots)});
-    this.cap = Math.max(COLUMNS_MIN, Math.min(COLUMNS_MAX, Math.floor(CELLS_MAX / slots)));
+  constructor(workerId, slots, owners, cells = CELLS_MAX) {
+    Object.assign(this, {workerId, slots, owners, cells, count: 0, rows: new Uint32Array(slots)});
+    this.cap = Math.max(COLUMNS_MIN, Math.min(COLUMNS_MAX, Math.floor(cells / slots)));
     this.owner = new Uint32Array(this.cap * slots);
     this.kind = new Uint8Array(this.cap * slots);
     this.chunk = new Uint16Array(this.cap * slots);
@@ -72,7 +72,7 @@ class Track {
   }
   // These iterations in a track of its own, numbered from `number` on.
   part(first, end, slots = this.slots, number = 0) {
-    const part = new Track(this.workerId, slots, this.owners);
+    const part = new Track(this.workerId, slots, this.owners, this.cells);
     part.count = number;
     for (let index = first; index < end; index++, part.count++) {
       const from = (index % this.cap) * this.slots, to = part.count % part.cap;
@@ -175,7 +175,8 @@ class Story {
   }
   track(workerId, slots) {
     let track = this.tracks.get(workerId);
-    if (!track) this.tracks.set(workerId, track = new Track(workerId, slots, this.owners));
+    const cells = Math.min(CELLS_MAX, CELLS_OF_ALL_MAX / Math.max(1, this.core.workers.size, this.tracks.size));
+    if (!track) this.tracks.set(workerId, track = new Track(workerId, slots, this.owners, cells));
     else if (track.slots < slots) this.tracks.set(workerId, track = track.part(track.oldest, track.count, slots, track.oldest));
     return track;
   }
@@ -283,6 +284,8 @@ class Story {
     this.frames.push(frame);
     let bytes = 0;
     for (const map of frame.maps.values()) bytes += 6 * map.owner.length;
+    // A block that many share stands in the table of each.
+    for (const {blocks} of core.sequences.values()) for (const table of blocks || []) bytes += 4 * table.length;
     while (this.frames.length > Math.max(2, Math.min(FRAMES_MAX, FRAMES_BYTES_MAX / (bytes || 1)))) this.frames.shift();
   }
   // By block: who holds it, how many do, and whether a prompt may find it.

@@ -19,9 +19,50 @@ function saved(story, frame) {
   const seen = frame && {...frame, workers: [...frame.workers.values()], sequences: [...frame.sequences.values()], maps: undefined};
   return {format: FORMAT, saved_unix_ms: Date.now(), owners, tracks, heat, frame: seen};
 }
+// What a file must be: of lists and objects their parts, of all else what it breaks, if anything.
+const SLOTS_MAX = 1024, BLOCKS_MAX = 1e7, TRACKS_MAX = 256, TIME_MAX = 8e15;
+const number = (value) => Number.isFinite(value) && Math.abs(value) <= TIME_MAX ? "" : "be a number";
+const whole = (most, least = 0) => (value) => Number.isInteger(value) && value >= least && value <= most ? "" : `be a whole number of ${least} to ${most}`;
+const text = (value) => typeof value === "string" ? "" : "be a text";
+const maybe = (shape) => (value, field) => { if (value !== undefined && value !== null) check(value, shape, field); };
+const count = whole(2 ** 53), blocksOfGroup = (table) => Array.isArray(table) && table.every(Number.isInteger) ? "" : "be a list of blocks";
+const OVER = [{worker_id: maybe(text), stage: text, why: text}];
+const SHAPE = {
+  owners: [{sequenceId: count, number: maybe(count), id: text, choice: count, hue: whole(360), arrived: number, first: number, promptTokens: number, tokensMax: number}],
+  tracks: [{worker_id: text, slots: whole(SLOTS_MAX), runs: [[Array.isArray]], columns: [{at: number, plan: count, step: count, stepUs: number, tokens: number,
+    decodes: number, chunked: number, free: maybe(number), waiting: maybe(number), budget: maybe(number), whys: maybe([text]), blocks: maybe([number])}]}],
+  heat: {ttft: [Array.isArray], gap: [Array.isArray]},
+  frame: maybe({at: number, epoch: count, seq: count, queue: [count], waiting: count,
+    configured: {policy: maybe(text), placement: maybe(text), order: maybe(text), victim: maybe(text), admission: maybe(text), mix: maybe(text), cadence: maybe(text)},
+    workers: [{worker_id: text, address: maybe(text), slots_max: whole(SLOTS_MAX), block_count: whole(BLOCKS_MAX), block_size: maybe(count), blocks_free: maybe(count), cached_blocks: maybe(text),
+      plans: maybe([{steps_answered: count, lease_steps: count}]), passed_over: OVER}],
+    sequences: [{sequence_id: count, counts: maybe({tokens: count, computed_tokens: count}), passed_over: maybe(OVER), blocks: maybe([blocksOfGroup]),
+      identity: maybe({id: text, choice: maybe(count), priority: maybe(number), arrived_unix_ms: number, prompt_tokens: count, tokens_max: maybe(count)}),
+      place: maybe({state: text, worker_id: text, slot: count, preemptions: count})}]}),
+};
+function check(value, shape, field) {
+  const refuse = (rule) => { throw new Error(`${field} must ${rule}`); };
+  if (shape === Array.isArray) return Array.isArray(value) && value.every((each) => typeof each === "number" || Array.isArray(each)) || refuse("be a list of numbers");
+  if (typeof shape === "function") { const rule = shape(value, field); return rule && refuse(rule); }
+  if (Array.isArray(shape)) return Array.isArray(value) ? value.forEach((each, index) => check(each, shape[0], `${field}[${index}]`)) : refuse("be a list");
+  if (typeof value !== "object" || value === null) refuse("be an object");
+  for (const [name, inner] of Object.entries(shape)) check(value[name], inner, field ? `${field}.${name}` : name);
+}
+// The rules between the parts.
+function checkRuns({slots, columns, runs}, field) {
+  if (columns.length > COLUMNS_MAX) throw new Error(`${field}.columns must be at most ${COLUMNS_MAX}`);
+  if (runs.length > slots) throw new Error(`${field}.runs must be a list for each of its ${slots} slots at most`);
+  runs.forEach((ofSlot, slot) => {
+    const isRun = ([from, length, owner, what]) => [from, length, owner, what].every((each) => Number.isInteger(each) && each >= 0) && from + length <= columns.length;
+    if (!ofSlot.every(isRun)) throw new Error(`${field}.runs[${slot}] must be runs of its ${columns.length} columns`);
+  });
+}
 // Error: what is wrong with it.
 function loaded(file) {
   if (file?.format !== FORMAT) throw new Error(`this is no file of this page: its format must be ${FORMAT}`);
+  check(file, SHAPE, "");
+  if (file.tracks.length > TRACKS_MAX) throw new Error(`tracks must be at most ${TRACKS_MAX}`);
+  file.tracks.forEach((track, index) => checkRuns(track, `tracks[${index}]`));
   const story = new Story("file"), numbers = new Map();
   for (const [index, one] of file.owners.entries()) {
     const number = story.owners.of(one.sequenceId);
@@ -40,7 +81,9 @@ function loaded(file) {
       }
     }));
   }
-  for (const [kind, bins] of Object.entries(file.heat)) for (const [bin, counts] of bins) {
+  for (const kind of ["ttft", "gap"]) for (const [bin, counts] of file.heat[kind]) {
+    check(bin, count, `heat.${kind}`);
+    check(counts, Array.isArray, `heat.${kind}`);
     // In older files they are fewer.
     story.heat.kinds[kind].set(bin, Uint32Array.from({length: HEAT_ROWS}, (_, row) => counts[row] || 0));
     story.heat.newest = Math.max(story.heat.newest, bin);

@@ -1,19 +1,37 @@
 // One view of one story: live, paused, out of the archive, or of a file.
 
 const live = new Story("live"), ARCHIVE_STEP_MS = 10000;
-const view = {story: live, isPaused: false, workerId: null, wanted: null, head: 0, shown: 0, chosen: 0, frames: 0, began: performance.now()};
+const view = {story: live, isPaused: false, workerId: null, wanted: null, head: 0, shown: 0, chosen: 0, frames: 0, began: performance.now(), held: null};
 const ribbon = new Ribbon($("ribbon")), blockMap = new BlockMap($("blocks")), heats = [new HeatMap($("ttft"), "ttft"), new HeatMap($("gap"), "gap")];
 let isDirty = true, panelsAt = 0, tablesAt = 0, state = ["away", "connecting"];
 
 const track = () => view.story.tracks.get(view.workerId);
+// What was beside the batch when it was paused stays there until another moment is asked for.
 const frameNow = () => {
+  if (view.isPaused && view.held && view.held.head === view.head) return view.held.frame;
   const column = view.isPaused ? track()?.column(Math.ceil(view.head) - 1) : null;
   return column ? view.story.frame(column.at) : view.story.frames.at(-1) || null;
 };
 const drawer = new Drawer(() => view.story, frameNow);
 const changed = () => { isDirty = true; };
 
-function chooseWorker(id) { view.workerId = id; view.head = view.shown = track()?.count || 0; changed(); }
+function chooseWorker(id) {
+  const at = view.isPaused && track()?.column(Math.ceil(view.head) - 1)?.at;
+  view.workerId = id;
+  view.held = null;
+  view.head = view.shown = at && track() ? Math.min(track().count, Math.max(track().oldest, track().indexAt(at)) + 1) : track()?.count || 0;
+  changed();
+}
+// Another one: nothing of the one before is beside it.
+function show(story) {
+  drawer.close(false);
+  for (const body of ["queue", "running"]) $(body).dataset.digest = "";
+  Object.assign(view, {story, isPaused: story !== live, held: null});
+  ribbon.cursor = null;
+  live.hold(false);
+  $("pause").textContent = view.isPaused ? "Go on" : "Pause";
+  $("problem").textContent = "";
+}
 function wantWorker(id) { view.wanted = {id, address: frameNow()?.workers.get(id)?.address || ""}; chooseWorker(id); }
 function followLive() {
   const id = view.isPaused && view.workerId ? view.workerId : live.follow(view.wanted, view.workerId);
@@ -24,11 +42,12 @@ function followLive() {
   changed();
 }
 function pause(isPaused) {
-  if (!isPaused && view.story !== live) { view.story = live; view.workerId = null; drawer.close(false); $("problem").textContent = ""; }
+  if (!isPaused && view.story !== live) { show(live); view.workerId = null; }
   view.isPaused = isPaused;
   live.hold(isPaused);
   if (isPaused) view.shown = view.head = Math.min(track()?.count || 0, Math.round(view.shown) || view.head);
   else ribbon.cursor = null;
+  view.held = isPaused ? {head: view.head, frame: live.frames.at(-1) || null} : null;
   $("pause").textContent = isPaused ? "Go on" : "Pause";
   followLive();
   tellState();
@@ -48,22 +67,20 @@ function scrub(index) {
 
 async function older() {
   const of = track(), first = of?.column(of.oldest), until = first ? first.at : live.core.at || Date.now();
+  const last = view.story.until ?? until;
   $("older").disabled = true;
   try {
-    const pages = await archived(until - ARCHIVE_STEP_MS, view.story === live ? until : view.story.until);
+    const pages = await archived(until - ARCHIVE_STEP_MS, last);
     const story = new Story("archive"), reader = new ArchiveReader(story);
     for (const page of pages.entries) reader.take(page);
     if (![...story.tracks.values()].some((each) => each.count)) throw new Error("the archive has no iteration of the ten seconds before");
-    story.until = view.story === live ? until : view.story.until;
+    story.until = last;
     const workers = new Map([...reader.workers].map(([id, worker]) => [id, {worker_id: id, address: live.core.workers.get(id)?.address || id, slots_max: worker.slotsMax, block_count: worker.spec?.block_count || live.core.workers.get(id)?.block_count || 0,
       plans: null, passed_over: [], is_draining: false, is_late: false}]));
     story.frames = [{...story.core, at: 0, workers, maps: new Map()}];
-    view.story = story;
-    view.isPaused = true;
-    live.hold(false);
+    show(story);
     view.workerId = story.tracks.has(view.workerId) ? view.workerId : story.tracks.keys().next().value;
     view.head = view.shown = track().count;
-    $("pause").textContent = "Go on";
     $("problem").textContent = pages.isCut ? "the archive has more of this stretch than is shown" : reader.gaps.length ? `the archive has a gap: ${reader.gaps[0].reason}` : "";
   } catch (error) { $("problem").textContent = error.message; }
   $("older").disabled = false;
@@ -96,7 +113,10 @@ function tip(text, x, y) {
 
 function draw(now) {
   requestAnimationFrame(draw);
-  const of = track(), target = view.head, far = target - view.shown;
+  const of = track();
+  // What is paused for long goes with the newest that is kept of then.
+  if (of?.count && view.isPaused && view.head <= of.oldest) { view.head = of.oldest + 1; isDirty = true; }
+  const target = view.head, far = target - view.shown;
   if (of && far) {
     // Iterations come several at once; they pass one after the other.
     view.shown = matchMedia("(prefers-reduced-motion: reduce)").matches || Math.abs(far) > 400 || Math.abs(far) < .02 ? target : view.shown + far * Math.min(1, (now - view.drawnAt) / 220);
@@ -160,11 +180,9 @@ $("load").addEventListener("change", async (event) => {
   try {
     if (file.size > FILE_BYTES_MAX) throw new Error(`a file has at most ${FILE_BYTES_MAX / 1e6} MB`);
     const story = loaded(JSON.parse(await file.text()));
-    Object.assign(view, {story, isPaused: true, workerId: story.tracks.keys().next().value || null});
-    live.hold(false);
+    show(story);
+    view.workerId = story.tracks.keys().next().value ?? null;
     view.head = view.shown = track()?.count || 0;
-    $("pause").textContent = "Go on";
-    $("problem").textContent = "";
   } catch (error) { $("problem").textContent = `${file.name}: ${error.message}`; }
   tellState();
   changed();
@@ -239,6 +257,8 @@ function askKey(why) {
   const dialog = $("key-dialog");
   $("key-why").textContent = why || "What this page shows is everybody's: it takes a key made by `kaiten keygen NAME --role operator`.";
   $("key-input").value = sessionStorage.getItem(KEY_NAME) || "";
+  // Escape leaves the answer of before.
+  dialog.returnValue = "";
   if (!dialog.open) dialog.showModal();
   $("key-input").focus();
   return new Promise((done) => dialog.addEventListener("close", () => {

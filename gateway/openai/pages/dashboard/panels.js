@@ -53,7 +53,8 @@ function requestCell(story, id, sequence) {
 const cell = (text, isNumber) => element("td", {className: isNumber ? "num" : "", textContent: text});
 // Rows are made anew when they would read otherwise, and keep who has the focus.
 function fill(body, rows, digest) {
-  if (body.dataset.digest === digest) return;
+  // A click begins and ends at the same row.
+  if (body.dataset.digest === digest || body.matches(":active")) return;
   const focused = body.contains(document.activeElement) ? document.activeElement.dataset.sequence : null;
   body.dataset.digest = digest;
   body.replaceChildren(...rows());
@@ -117,7 +118,7 @@ function rate(track, now) {
   return `${steps} steps/s, ${tokens} tokens/s`;
 }
 function showLeader(story, frame) {
-  if (!frame?.epoch) return;
+  if (!frame?.epoch) return void ($("leader").textContent = "dashboard");
   const {policy, placement, order, victim, admission, mix, cadence} = frame.configured, rules = [placement, order, victim, admission, mix, cadence].filter(Boolean);
   const behind = frame.seq - (frame.committedSeq ?? frame.seq);
   $("leader").textContent = `leader ${frame.epoch} · ${policy || "?"}${rules.length ? ` (${rules.join(", ")})` : ""} · record ${frame.seq}${behind > 0 ? `, ${behind} uncommitted` : ""}`;
@@ -126,10 +127,10 @@ function showLeader(story, frame) {
 // One request, and where its time went.
 const PHASES = {queue: "waits", prefill: "prefill", decode: "decode", unknown: "unknown", stall: "stalled", accept: "accepted", commit: "committed", deliver: "delivered", reader: "its reader"};
 class Drawer {
-  constructor(story, frame) { Object.assign(this, {story, frame, id: null, timer: null, opener: null}); }
+  constructor(story, frame) { Object.assign(this, {story, frame, id: null, turn: 0, timer: null, opener: null}); }
   open(sequenceId, opener) {
     this.close(false);
-    Object.assign(this, {id: sequenceId, opener});
+    Object.assign(this, {id: sequenceId, opener, turn: this.turn + 1});
     $("drawer").hidden = false;
     this.title = element("h2", {id: "drawer-title", tabIndex: -1});
     this.facts = element("dl");
@@ -165,18 +166,24 @@ class Drawer {
     this.facts.replaceChildren(...facts.flatMap(([name, value]) => [element("dt", {textContent: name}), element("dd", {textContent: value})]));
   }
   async explain() {
-    const id = this.id, story = this.story(), owner = story.owners.at(story.owners.of(id));
+    const {id, turn} = this, story = this.story(), owner = story.owners.at(story.owners.of(id)), isOver = () => this.id === null || this.turn !== turn;
+    const again = (ms) => { this.timer = setTimeout(() => this.explain(), ms); };
     if (story.name === "file") return void this.fall.replaceChildren("a file has no explanation of single requests");
+    if (!owner.id) return void this.fall.replaceChildren("it is not known whose request this was");
     try {
-      if (!owner.id) throw new Error("it is not known whose request this was");
       const {tenant, id: request} = partsOf(owner);
       const told = await (await ask(`v1/requests/${encodeURIComponent(request)}/explain?tenant=${encodeURIComponent(tenant)}`)).json();
-      if (this.id !== id) return;
-      const choice = told.choices.find((each) => each.sequence_id === id) || told.choices[0];
+      if (isOver()) return;
+      const choice = told.choices.find((each) => each.index === owner.choice) || told.choices[0];
       this.tell(choice);
       // Not by what this page knows: it ended while this was told, or is not committed yet.
-      if (!choice.ended) this.timer = setTimeout(() => this.explain(), 1000);
-    } catch (error) { if (this.id === id) this.fall.replaceChildren(error.message); }
+      if (!choice.ended) again(1000);
+    } catch (error) {
+      if (isOver()) return;
+      this.fall.replaceChildren(error.message);
+      // Nobody leads just now, say: but for what was refused.
+      if (!(error.status < 429)) again(2000);
+    }
   }
   tell(choice) {
     const rows = choice.intervals.map((interval) => {

@@ -152,11 +152,11 @@ class Ribbon {
       tokensMax = Math.max(tokensMax, column.decodes + column.chunked);
       stepMax = Math.max(stepMax, column.stepUs);
       queueMax = Math.max(queueMax, column.waiting || 0);
-      budget = column.budget || budget;
+      budget = Math.max(budget, column.budget || 0);
     }
     const newest = track.column(Math.min(track.count, Math.ceil(this.shown)) - 1);
-    const scale = budget && budget < 3 * tokensMax ? budget : tokensMax * 1.15;
-    const titles = {tokens: `tokens of the step  ${newest ? newest.decodes + newest.chunked : 0}${budget ? ` of ${budget} (budget)` : ""}`,
+    const scale = budget && budget < 3 * tokensMax ? Math.max(budget, tokensMax) : tokensMax * 1.15;
+    const titles = {tokens: `tokens of the step  ${newest ? newest.decodes + newest.chunked : 0}${newest?.budget ? ` of ${newest.budget} (budget)` : ""}`,
       step: `step  ${milliseconds((newest?.stepUs || 0) / 1000)}`, queue: `waiting  ${newest?.waiting ?? "?"}`};
     const bar = Math.max(1, this.columnWidth - (this.columnWidth >= 4 ? 1 : 0));
     let y = top;
@@ -178,13 +178,14 @@ class Ribbon {
           context.fillRect(x, y + height - decodes, bar, decodes);
           context.fillStyle = paint.warm;
           context.fillRect(x, y + height - decodes - chunks, bar, chunks);
+          // A step in which somebody decodes may have fewer than one in which nobody does.
+          if (column.budget && column.budget <= scale) { context.fillStyle = paint.bad; context.fillRect(x, y + height - column.budget / scale * height, this.columnWidth, 1); }
         } else {
           const value = name === "step" ? column.stepUs / stepMax : (column.waiting || 0) / queueMax;
           context.fillStyle = name === "step" ? paint.dim : paint.bad;
           context.fillRect(x, y + height - value * height, bar, value * height);
         }
       }
-      if (name === "tokens" && scale === budget) { context.fillStyle = paint.bad; context.fillRect(GUTTER, y, width, 1); }
       y += height;
     }
   }
