@@ -36,9 +36,11 @@ class OperatorServicer:
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
 
     async def Watch(self, request: WatchRequest, context: Any) -> AsyncIterator[bytes]:
-        await self._check(context)
+        authorization = await self._check(context)
         async with aclosing(self._operators.watch(request)) as responses:
             async for response in responses:
+                # It has no end, and the key may be gone since.
+                self._keyring.check_operator(authorization)
                 yield response.data
 
     async def ReadArchive(
@@ -49,6 +51,8 @@ class OperatorServicer:
             async for entries in parts:
                 yield ReadArchiveResponse(entries=entries)
 
-    async def _check(self, context: Any) -> None:
+    async def _check(self, context: Any) -> str:
+        """What the caller is admitted by."""
         authorization = metadata(context, "authorization", AUTHORIZATION_CHARS_MAX)
         await self._keyring.admit_operator(authorization, context.peer())
+        return authorization

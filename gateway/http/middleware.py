@@ -6,6 +6,7 @@ for a caller without a key.
 
 import secrets
 from collections.abc import Awaitable
+from functools import partial
 from typing import Any, Final
 
 import structlog
@@ -98,6 +99,7 @@ class GatewayMiddleware:
                 authorization = header(scope, "authorization")[:AUTHORIZATION_CHARS_MAX]
                 peer = (scope.get("client") or ("",))[0]
                 scope["state"]["tenant"] = await self._keyring.admit(authorization, peer)
+                scope["state"]["key_owner"] = partial(self._keyring.tenant_of, authorization)
             _check_content_type(scope)
             await self._app(scope, receive, send)
         except KaitenError as error:

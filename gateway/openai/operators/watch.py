@@ -229,6 +229,8 @@ async def watch(api: Api, exchange: HttpExchange, _body: None) -> None:
         async with exchange.pinged(SILENT_S_MAX):
             await exchange.send_events(told(first))
             async for response in responses:
+                exchange.ask_key_again()
+                check_operator(exchange)
                 await exchange.send_events(told(response))
     await exchange.end_events(DONE)
 
