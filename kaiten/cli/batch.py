@@ -29,6 +29,7 @@ LOOK_S: Final = 0.5
 AWAY_S: Final = 60.0
 WAIT_S_MAX: Final = 5.0
 START_ONE: Final = "is a gateway listening there? start one with: kaiten serve"
+NO_HTTP: Final = "does this port speak HTTP? kaiten serve has it on 8000, and gRPC on 50051"
 OVER: Final = ("completed", "failed", "expired", "cancelled")
 
 
@@ -128,7 +129,9 @@ class Server:
                     raise BatchError(untrusted) from error
                 problem = f"{self._http.base_url} does not answer: {error or type(error).__name__}"
                 if not self._has_answered:
-                    raise BatchError(f"{problem}\n{START_ONE}") from error
+                    is_other = isinstance(error, httpx.RemoteProtocolError)
+                    hint = NO_HTTP if is_other else START_ONE
+                    raise BatchError(f"{problem}\n{hint}") from error
             else:
                 self._has_answered = True
                 if answer.headers.get("x-should-retry") != "true":

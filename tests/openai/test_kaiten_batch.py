@@ -7,10 +7,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import pytest
 from openai import NotFoundError, OpenAI
@@ -327,3 +329,16 @@ def test_nobody_is_there(refused: Refused, tmp_path: Path) -> None:
         code, said = refused(f"http://{port.address}", tmp_path / "none.jsonl")
     assert code == 1
     assert "none.jsonl: No such file or directory" in said
+
+
+def test_a_port_of_grpc_is_none_of_http(refused: Refused, tmp_path: Path) -> None:
+    path = write(tmp_path / "lines.jsonl", [asked("Tea")])
+    server = grpc.server(ThreadPoolExecutor(1))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        code, said = refused(f"http://127.0.0.1:{port}", path)
+    finally:
+        server.stop(0)
+    assert code == 1
+    assert "does this port speak HTTP? kaiten serve has it on 8000" in said

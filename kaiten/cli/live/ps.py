@@ -25,6 +25,8 @@ def ps(gateways: Sequence[tuple[str, TLS | None]], *, api_key: str | None, as_js
         return complain(error, ", ".join(address for address, _ in gateways))
     lines = map(_json, choices(core)) if as_json else lines_of(core)
     sys.stdout.writelines(line + "\n" for line in lines)
+    if as_json and (rest := unseen(core)):
+        sys.stderr.write(f"{rest}\n")
     return 0
 
 
@@ -37,10 +39,16 @@ def lines_of(core: LiveCore) -> Iterator[str]:
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for cells in table:
         yield "  ".join(map(str.ljust, cells, widths)).rstrip()
-    if len(core.queue) < core.waiting:
-        yield f"and {core.waiting - len(core.queue)} more that wait"
+    if rest := unseen(core):
+        yield rest
     if why := trouble(core):
         yield why
+
+
+def unseen(core: LiveCore) -> str:
+    """Of a long queue only the beginning is told; empty: all of it."""
+    more = core.waiting - len(core.queue)
+    return f"and {more} more that wait" if more else ""
 
 
 def _cells(one: Choice) -> tuple[str, ...]:

@@ -176,6 +176,19 @@ def test_ps_gives_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
     assert (last["id"], last["state"], last["position"]) == ("r4", "waiting", 2)
 
 
+@pytest.mark.parametrize("as_json", [False, True])
+def test_ps_says_how_many_it_does_not_list(
+    as_json: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = crowded().tell()
+    told.queue.length += 3000
+    monkeypatch.setattr(ps, "Watching", lambda *_: [told])
+    assert ps.ps([("here", None)], api_key=None, as_json=as_json) == 0
+    out, err = capsys.readouterr()
+    assert (err if as_json else out).endswith("and 3000 more that wait\n")
+    assert len(out.splitlines()) == 4 + 2 * (not as_json)
+
+
 def test_ps_says_that_nobody_answers(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
