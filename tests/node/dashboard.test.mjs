@@ -6,8 +6,8 @@ import vm from "node:vm";
 
 const FOLDER = process.env.KAITEN_DASHBOARD;
 const source = ["core.js", "panels.js", "files.js"].map((name) => readFileSync(`${FOLDER}/${name}`, "utf8")).join("\n");
-const { Story, Heat, ArchiveReader, rate, whyWaits, reasonOf, saved, loaded, OWNERS_MAX, TRACKS_GONE_MAX } = vm.runInThisContext(
-  `(() => {${source}; return {Story, Heat, ArchiveReader, rate, whyWaits, reasonOf, saved, loaded, OWNERS_MAX, TRACKS_GONE_MAX}; })()`);
+const { Story, Heat, ArchiveReader, rate, whyWaits, reasonOf, saved, loaded, chromeTrace, OWNERS_MAX, TRACKS_GONE_MAX } = vm.runInThisContext(
+  `(() => {${source}; return {Story, Heat, ArchiveReader, rate, whyWaits, reasonOf, saved, loaded, chromeTrace, OWNERS_MAX, TRACKS_GONE_MAX}; })()`);
 
 const worker = (id, more = {}) => ({ worker_id: id, address: `${id.split(".")[0]}:1`, slots_max: 4, block_count: 8, block_size: 16,
   cached_blocks: "", passed_over: [], plans: [], is_draining: false, is_late: false, ...more });
@@ -255,4 +255,12 @@ test("many workers share the room that a few have", () => {
   assert.ok(cells <= 6.1e6, `${cells} cells`);
   tell(story, { steps: [{ ...step("gone.1", 1), skipped: 3, steps: [] }] });
   assert.equal(story.tracks.has("gone.1"), false, "of whom no iteration was told there is none");
+});
+
+test("of a row that had several tokens in a step all are counted", () => {
+  const story = new Story("live"), two = { join_slots: [0, 1], join_sequence_ids: [1, 2], chunk_slots: [1], chunk_tokens: [5], tokens: 4 };
+  tell(story, { is_snapshot: true, workers: [worker("w.1")], sequences: [one()] });
+  tell(story, { steps: [at(1500, { step: 0, lease_steps: 1, ...two })] });
+  const told = chromeTrace(story).traceEvents.find(({ name }) => name === "tokens");
+  assert.deepEqual({ ...told.args }, { decode: 3, prefill: 5 });
 });

@@ -87,14 +87,14 @@ class Track {
   // One step of whoever has a row. `chunks`: tokens by slot; `tokenless`: slots.
   push(column, chunks, tokenless, finished, preempted, heat) {
     const index = this.count++, base = (index % this.cap) * this.slots, owners = this.owners;
-    let decodes = 0, chunked = column.chunkTokens || 0, busy = 0;
+    let decodes = 0, firsts = 0, chunked = column.chunkTokens || 0, busy = 0;
     for (const sequenceId of preempted) this.mark(index - 1, this.owners.of(sequenceId), PREEMPTED);
     for (let slot = 0; slot < this.slots; slot++) {
       const number = this.rows[slot], owner = owners.at(number);
       let kind = IDLE, chunk = 0;
       if (number && !owner.ended) {
         const hasToken = !tokenless.has(slot);
-        if (chunks.has(slot)) { kind = hasToken ? FIRST : PREFILL; chunk = chunks.get(slot); chunked += chunk; }
+        if (chunks.has(slot)) { kind = hasToken ? FIRST : PREFILL; chunk = chunks.get(slot); chunked += chunk; firsts += hasToken; }
         else if (hasToken) { kind = DECODE; decodes++; }
         else kind = WAITS;
         if (hasToken) {
@@ -117,7 +117,7 @@ class Track {
     // What is left out is as its plan said with its first step.
     const before = this.column(index - 1), plan = before?.plan === column.plan ? before : null;
     if (column.step) Object.assign(column, {free: plan?.free ?? null, waiting: plan?.waiting ?? null, budget: plan?.budget || column.budget, lease: plan?.lease ?? 0});
-    this.columns[index % this.cap] = {...column, decodes, chunked, busy, finished: finished.length, preempted: preempted.length};
+    this.columns[index % this.cap] = {...column, decodes, decoded: column.tokens - firsts, chunked, busy, finished: finished.length, preempted: preempted.length};
   }
   mark(index, number, flag) {
     if (index < this.oldest) return;
@@ -137,6 +137,9 @@ class Track {
     }
   }
 }
+
+// Of whoever decodes; a row may have several. Older files count rows.
+const decodedOf = ({decoded, decodes}) => decoded ?? decodes;
 
 // Latencies by time and size: bins of a second, and half powers of two from a quarter of a millisecond on.
 const HEAT_BINS = 120, HEAT_ROWS = 48;

@@ -30,7 +30,7 @@ const OVER = [{worker_id: maybe(text), stage: text, why: text}];
 const SHAPE = {
   owners: [{sequenceId: count, number: maybe(count), id: text, choice: count, hue: whole(360), arrived: number, first: number, promptTokens: number, tokensMax: number}],
   tracks: [{worker_id: text, slots: whole(SLOTS_MAX), runs: [[Array.isArray]], columns: [{at: number, plan: count, step: count, stepUs: number, tokens: number,
-    decodes: number, chunked: number, free: maybe(number), waiting: maybe(number), budget: maybe(number), whys: maybe([text]), blocks: maybe([number])}]}],
+    decodes: number, decoded: maybe(number), chunked: number, free: maybe(number), waiting: maybe(number), budget: maybe(number), whys: maybe([text]), blocks: maybe([number])}]}],
   heat: {ttft: [Array.isArray], gap: [Array.isArray]},
   frame: maybe({at: number, epoch: count, seq: count, queue: [count], waiting: count,
     configured: {policy: maybe(text), placement: maybe(text), order: maybe(text), victim: maybe(text), admission: maybe(text), mix: maybe(text), cadence: maybe(text)},
@@ -115,7 +115,7 @@ function chromeTrace(story) {
     }
     for (let index = track.oldest; index < track.count; index++) {
       const column = track.column(index);
-      events.push({name: "tokens", ph: "C", pid, ts: began(index), args: {decode: column.decodes, prefill: column.chunked}});
+      events.push({name: "tokens", ph: "C", pid, ts: began(index), args: {decode: decodedOf(column), prefill: column.chunked}});
       if (column.waiting !== null) events.push({name: "waiting", ph: "C", pid, ts: began(index), args: {requests: column.waiting}});
     }
   });

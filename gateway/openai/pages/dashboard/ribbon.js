@@ -149,14 +149,14 @@ class Ribbon {
     for (let index = first; index < last; index++) {
       const column = track.column(index);
       if (!column) continue;
-      tokensMax = Math.max(tokensMax, column.decodes + column.chunked);
+      tokensMax = Math.max(tokensMax, decodedOf(column) + column.chunked);
       stepMax = Math.max(stepMax, column.stepUs);
       queueMax = Math.max(queueMax, column.waiting || 0);
       budget = Math.max(budget, column.budget || 0);
     }
     const newest = track.column(Math.min(track.count, Math.ceil(this.shown)) - 1);
     const scale = budget && budget < 3 * tokensMax ? Math.max(budget, tokensMax) : tokensMax * 1.15;
-    const titles = {tokens: `tokens of the step  ${newest ? newest.decodes + newest.chunked : 0}${newest?.budget ? ` of ${newest.budget} (budget)` : ""}`,
+    const titles = {tokens: `tokens of the step  ${newest ? decodedOf(newest) + newest.chunked : 0}${newest?.budget ? ` of ${newest.budget} (budget)` : ""}`,
       step: `step  ${milliseconds((newest?.stepUs || 0) / 1000)}`, queue: `waiting  ${newest?.waiting ?? "?"}`};
     const bar = Math.max(1, this.columnWidth - (this.columnWidth >= 4 ? 1 : 0));
     let y = top;
@@ -173,7 +173,7 @@ class Ribbon {
         if (!column) continue;
         const x = left(index);
         if (name === "tokens") {
-          const decodes = column.decodes / scale * height, chunks = column.chunked / scale * height;
+          const decodes = decodedOf(column) / scale * height, chunks = column.chunked / scale * height;
           context.fillStyle = paint.accent;
           context.fillRect(x, y + height - decodes, bar, decodes);
           context.fillStyle = paint.warm;
