@@ -88,18 +88,20 @@ class Tab:
         await self._call("Input.dispatchKeyEvent", type=kind, text=text, **pressed)
         await self._call("Input.dispatchKeyEvent", type="keyUp", **pressed)
 
-    async def point(self, x: float, y: float, *, click: bool = False, held: str = "") -> None:
-        """The mouse goes there, in CSS pixels of what is to be seen; a click takes until the
-        expression `held` is true.
-        """
-        at = {"x": x, "y": y}
-        await self._call("Input.dispatchMouseEvent", type="mouseMoved", **at)
+    async def point(self, x: float, y: float, *, click: bool = False) -> None:
+        """The mouse goes there, in CSS pixels of what is to be seen."""
+        await self._call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
         if click:
-            pressed = {"button": "left", "clickCount": 1, **at}
-            await self._call("Input.dispatchMouseEvent", type="mousePressed", **pressed)
-            if held:
-                await self.until(held)
-            await self._call("Input.dispatchMouseEvent", type="mouseReleased", **pressed)
+            async with self.held(x, y):
+                pass
+
+    @asynccontextmanager
+    async def held(self, x: float, y: float) -> AsyncIterator[None]:
+        """A click there that takes as long as the block."""
+        click = {"x": x, "y": y, "button": "left", "clickCount": 1}
+        await self._call("Input.dispatchMouseEvent", type="mousePressed", **click)
+        yield
+        await self._call("Input.dispatchMouseEvent", type="mouseReleased", **click)
 
     async def size(self, width: int, height: int, *, is_phone: bool = False) -> None:
         shape = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": is_phone}

@@ -53,8 +53,8 @@ function requestCell(story, id, sequence) {
 const cell = (text, isNumber) => element("td", {className: isNumber ? "num" : "", textContent: text});
 // Rows are made anew when they would read otherwise, and keep who has the focus.
 function fill(body, rows, digest) {
-  // A click begins and ends at the same row.
-  if (body.dataset.digest === digest || body.matches(":active")) return;
+  // A click begins and ends at the same row, which rows above it move.
+  if (body.dataset.digest === digest || $("right").matches(":active")) return;
   const focused = body.contains(document.activeElement) ? document.activeElement.dataset.sequence : null;
   body.dataset.digest = digest;
   body.replaceChildren(...rows());
