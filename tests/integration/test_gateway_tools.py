@@ -377,30 +377,38 @@ async def test_of_allowed_tools_a_grammar_knows_no_others(
         assert not await grammar_of(stack, tools=TOOLS, tool_choice=allowed)
 
 
-async def test_strict_calls_are_held_by_a_grammar_or_refused(
+# Of answers, and what must be called.
+FORM: Any = {"type": "json_schema", "json_schema": {"schema": {"enum": ["no"]}}}
+FORCED: dict[str, Any] = {"tools": TOOLS, "tool_choice": "required"}
+
+
+async def test_strict_calls_are_held_by_a_grammar(
     tmp_path: Path, redis_url: str, cell: str
 ) -> None:
-    schema: Any = {"type": "json_schema", "json_schema": {"schema": {"enum": ["no"]}}}
     async with speaking("qwen3", tmp_path, redis_url, cell) as stack:
         stack.says("Hm.")
-        chat = stack.gateway.openai.chat.completions
         assert not await grammar_of(stack, tools=TOOLS)
         held = await grammar_of(stack, tools=[STRICT, CLOCK])
         assert "city" in held
         assert "TEXT" in held
-        both = await grammar_of(stack, tools=TOOLS, response_format=schema)
+        both = await grammar_of(stack, tools=TOOLS, response_format=FORM)
         assert "get_weather" in both
         assert '"enum": ["no"]' in both
         # Where a call must be made there is no answer that could be of it.
-        forced: dict[str, Any] = {"tools": TOOLS, "tool_choice": "required"}
-        assert await grammar_of(stack, **forced, response_format=schema) == await grammar_of(
-            stack, **forced
-        )
+        forced = await grammar_of(stack, **FORCED)
+        assert await grammar_of(stack, **FORCED, response_format=FORM) == forced
         # Said by other keywords, as it would be alone.
         either = {"oneOf": [{"const": "now"}, {"const": "then"}]}
         when: Any = {"type": "object", "properties": {"when": either}}
         ask_when = {"type": "function", "function": {"name": "ask", "parameters": when}}
         assert "then" in await grammar_of(stack, tools=[ask_when], tool_choice="required")
+
+
+async def test_calls_that_no_grammar_can_hold_are_refused(
+    tmp_path: Path, redis_url: str, cell: str
+) -> None:
+    async with speaking("qwen3", tmp_path, redis_url, cell) as stack:
+        chat = stack.gateway.openai.chat.completions
         broken = json.loads(json.dumps(BROKEN))
         broken["function"]["strict"] = True
         lark = {"structured_outputs": {"grammar": 'start: "a"'}}
@@ -426,7 +434,7 @@ async def test_strict_calls_are_held_by_a_grammar_or_refused(
                 "of 'many': the grammar cannot be compiled: .*at most 128 arrays",
             ),
             (
-                {**forced, "extra_body": {"structured_outputs": {"regex": "("}}},
+                {**FORCED, "extra_body": {"structured_outputs": {"regex": "("}}},
                 "structured_outputs",
                 "unclosed group",
             ),
@@ -440,5 +448,5 @@ async def test_strict_calls_are_held_by_a_grammar_or_refused(
     async with speaking("llama3_1", tmp_path, redis_url, cell) as stack:
         chat = stack.gateway.openai.chat.completions
         with pytest.raises(openai.BadRequestError, match="calls have no marks") as caught:
-            await chat.create(model=MODEL, messages=ASK, tools=TOOLS, response_format=schema)
+            await chat.create(model=MODEL, messages=ASK, tools=TOOLS, response_format=FORM)
         assert caught.value.param == "response_format"
