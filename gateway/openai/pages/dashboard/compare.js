@@ -34,7 +34,7 @@ async function ended(story, ids, tell) {
 
 // Of one worker, from the first iteration of one of these to the last; who else was there, too.
 function cutOut(track, owners) {
-  const numbers = new Set(owners.map((owner) => owner.number)), tokens = new Map();
+  const numbers = new Set(owners.map((owner) => owner.number)), seen = new Set();
   let first = -1, last = -1;
   for (let index = track.oldest; index < track.count; index++)
     for (let slot = 0; slot < track.slots; slot++) {
@@ -42,10 +42,10 @@ function cutOut(track, owners) {
       if (!numbers.has(owner)) continue;
       if (first < 0) first = index;
       last = index;
-      if ([DECODE, FIRST].includes(kind & KIND)) tokens.set(owner, (tokens.get(owner) || 0) + 1);
+      if ([DECODE, FIRST].includes(kind & KIND)) seen.add(owner);
     }
   const cut = track.part(Math.max(0, first), last + 1);
-  return {cut, tokens, there: owners.filter((owner) => tokens.has(owner.number)).sort((one, other) => one.arrived - other.arrived)};
+  return {cut, there: owners.filter((owner) => seen.has(owner.number)).sort((one, other) => one.arrived - other.arrived)};
 }
 
 // Between two iterations, beyond what the worker computed: plans and tokens on their way.
@@ -87,11 +87,11 @@ class Comparison {
     const slots = [...live.core.workers.values()].reduce((sum, worker) => sum + worker.slots_max, 0), worker = live.core.workers.get(view.workerId);
     if (!worker) throw new Error("no worker");
     this.note("the burst is on its way");
-    const ids = await sendBurst(raggedLengths(Math.min(BURST_MAX, 4 * slots)));
+    const sent = raggedLengths(Math.min(BURST_MAX, 4 * slots)), ids = await sendBurst(sent), lengthOf = new Map(ids.map((id, index) => [id, sent[index]]));
     const owners = await ended(live, ids, (text) => this.note(text));
-    const {cut, tokens, there} = cutOut(live.tracks.get(worker.worker_id), owners);
+    const track = live.tracks.get(worker.worker_id), {cut, there} = track ? cutOut(track, owners) : {there: []};
     if (!there.length) throw new Error(`none of the burst ran on ${workerName(worker)}`);
-    const began = there[0].arrived, requests = there.map((owner) => ({arrived_ms: owner.arrived - began, prompt_tokens: owner.promptTokens, output_tokens: tokens.get(owner.number)}));
+    const began = there[0].arrived, requests = there.map((owner) => ({arrived_ms: owner.arrived - began, prompt_tokens: owner.promptTokens, output_tokens: lengthOf.get(partsOf(owner).id)}));
     const asked = {worker_id: worker.worker_id, between_ms: between(cut), requests};
     const rehearse = async (policy) => (await ask("v1/rehearsals", {method: "POST", body: JSON.stringify({...asked, policy})})).json();
     const again = await rehearse(""), other = await rehearse("static");
