@@ -397,8 +397,21 @@ async def test_what_was_before_the_page_comes_from_the_archive(
         async with browser.tab(f"{stack.door.http}/dashboard") as page:
             await page.until("track()?.count > 5")
             first = await page.look("track().column(track().oldest).at")
+            await page.until("!!document.querySelector('#running [data-sequence]')")
+            await page.look("document.querySelector('#running [data-sequence]').click()")
+            assert not await page.look("$('drawer').hidden")
             await page.look("document.getElementById('older').click()")
             await page.until(f"{STATE} === 'from the archive'")
+            assert await page.look("$('drawer').hidden"), "its request is another story's"
+            # What its newest iteration says of the worker.
+            await page.until(
+                "(() => { const {busy, free} = track().column(Math.ceil(view.head) - 1);"
+                " const [slots, blocks] = document.querySelectorAll('#workers .meter');"
+                " const all = frameNow().workers.get(view.workerId).block_count;"
+                " return slots.textContent === `slots${busy} of ${track().slots}` &&"
+                " blocks.textContent === `blocks${free === null ? '?' : all - free} of ${all}`;"
+                " })()"
+            )
             assert await page.look("track().count") > 0
             assert await page.look("track().column(track().count - 1).at") <= first
             assert await page.look(f"track().slots === {SLOTS}")

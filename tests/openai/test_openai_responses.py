@@ -306,6 +306,7 @@ def test_the_same_key_is_the_same_response(client: OpenAI) -> None:
         ("metadata", "512", {"metadata": {"a": "b" * 513}}),
         ("user", "512", {"user": "b" * 513}),
         ("truncation", "'auto' or 'disabled'", {"truncation": "some"}),
+        ("max_tool_calls", "counts calls of OpenAI's own tools", {"max_tool_calls": 1}),
         (
             "input.1.id",
             "names 'msg_1', which no response",
