@@ -130,7 +130,9 @@ async def until_full(page: Tab) -> None:
         "[...live.core.sequences.values()].filter((one) => "
         "one.place?.state === 'running').length"
     )
-    await page.until("document.querySelectorAll('#queue [data-sequence]').length > 5")
+    # What is drawn may be of when everybody waited.
+    drawn = "document.querySelectorAll('#{} [data-sequence]').length > 5"
+    await page.until(" && ".join(drawn.format(table) for table in ("queue", "running")))
 
 
 async def ask(stack: WholeStack, max_tokens: int) -> str:
