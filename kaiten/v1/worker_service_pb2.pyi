@@ -48,7 +48,7 @@ class Open(_message.Message):
     def __init__(self, leader: _Optional[_Union[_common_pb2.Leader, _Mapping]] = ..., boot_id: _Optional[str] = ..., cell: _Optional[str] = ...) -> None: ...
 
 class Plan(_message.Message):
-    __slots__ = ("leader", "plan_id", "lease_steps", "leaves", "joins", "append_slots", "append_blocks", "append_groups", "replace_slots", "replace_indices", "replace_blocks", "replace_groups", "copy_sources", "copy_targets", "chunk_slots", "chunk_tokens", "membership_checksum", "traceparent", "slot_tokens_least", "slot_tokens_most", "expected_step_us")
+    __slots__ = ("leader", "plan_id", "lease_steps", "leaves", "joins", "append_slots", "append_blocks", "append_groups", "replace_slots", "replace_indices", "replace_blocks", "replace_groups", "copy_sources", "copy_targets", "chunk_slots", "chunk_tokens", "membership_checksum", "traceparent", "slot_tokens_least", "slot_tokens_most", "expected_step_us", "swap_sources", "swap_targets")
     LEADER_FIELD_NUMBER: _ClassVar[int]
     PLAN_ID_FIELD_NUMBER: _ClassVar[int]
     LEASE_STEPS_FIELD_NUMBER: _ClassVar[int]
@@ -70,6 +70,8 @@ class Plan(_message.Message):
     SLOT_TOKENS_LEAST_FIELD_NUMBER: _ClassVar[int]
     SLOT_TOKENS_MOST_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_STEP_US_FIELD_NUMBER: _ClassVar[int]
+    SWAP_SOURCES_FIELD_NUMBER: _ClassVar[int]
+    SWAP_TARGETS_FIELD_NUMBER: _ClassVar[int]
     leader: _common_pb2.Leader
     plan_id: int
     lease_steps: int
@@ -91,7 +93,9 @@ class Plan(_message.Message):
     slot_tokens_least: int
     slot_tokens_most: int
     expected_step_us: int
-    def __init__(self, leader: _Optional[_Union[_common_pb2.Leader, _Mapping]] = ..., plan_id: _Optional[int] = ..., lease_steps: _Optional[int] = ..., leaves: _Optional[_Iterable[int]] = ..., joins: _Optional[_Iterable[_Union[Join, _Mapping]]] = ..., append_slots: _Optional[_Iterable[int]] = ..., append_blocks: _Optional[_Iterable[int]] = ..., append_groups: _Optional[_Iterable[int]] = ..., replace_slots: _Optional[_Iterable[int]] = ..., replace_indices: _Optional[_Iterable[int]] = ..., replace_blocks: _Optional[_Iterable[int]] = ..., replace_groups: _Optional[_Iterable[int]] = ..., copy_sources: _Optional[_Iterable[int]] = ..., copy_targets: _Optional[_Iterable[int]] = ..., chunk_slots: _Optional[_Iterable[int]] = ..., chunk_tokens: _Optional[_Iterable[int]] = ..., membership_checksum: _Optional[int] = ..., traceparent: _Optional[str] = ..., slot_tokens_least: _Optional[int] = ..., slot_tokens_most: _Optional[int] = ..., expected_step_us: _Optional[int] = ...) -> None: ...
+    swap_sources: _containers.RepeatedScalarFieldContainer[int]
+    swap_targets: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, leader: _Optional[_Union[_common_pb2.Leader, _Mapping]] = ..., plan_id: _Optional[int] = ..., lease_steps: _Optional[int] = ..., leaves: _Optional[_Iterable[int]] = ..., joins: _Optional[_Iterable[_Union[Join, _Mapping]]] = ..., append_slots: _Optional[_Iterable[int]] = ..., append_blocks: _Optional[_Iterable[int]] = ..., append_groups: _Optional[_Iterable[int]] = ..., replace_slots: _Optional[_Iterable[int]] = ..., replace_indices: _Optional[_Iterable[int]] = ..., replace_blocks: _Optional[_Iterable[int]] = ..., replace_groups: _Optional[_Iterable[int]] = ..., copy_sources: _Optional[_Iterable[int]] = ..., copy_targets: _Optional[_Iterable[int]] = ..., chunk_slots: _Optional[_Iterable[int]] = ..., chunk_tokens: _Optional[_Iterable[int]] = ..., membership_checksum: _Optional[int] = ..., traceparent: _Optional[str] = ..., slot_tokens_least: _Optional[int] = ..., slot_tokens_most: _Optional[int] = ..., expected_step_us: _Optional[int] = ..., swap_sources: _Optional[_Iterable[int]] = ..., swap_targets: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Join(_message.Message):
     __slots__ = ("slot", "sequence_id", "token_ids", "prompt_tokens", "num_computed_tokens", "block_tables", "sampling", "prompt_logprobs_from")
