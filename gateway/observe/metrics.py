@@ -35,6 +35,7 @@ GRAVEST_FIRST: Final = {
 }
 # Of a request that was answered in full.
 ANSWERED: Final = frozenset({FinishReason.FINISH_REASON_STOP, FinishReason.FINISH_REASON_LENGTH})
+FULL: Final = frozenset(GRAVEST_FIRST[reason] for reason in ANSWERED)
 # Ends that are no finish reasons: the client went away and the request was cancelled for it; it
 # goes on without this client; this gateway or its store went away.
 LEFT, DETACHED, MOVED = "left", "detached", "moved"
@@ -101,7 +102,11 @@ class Meters:
             meter, "time_per_output_token", NEXT_TOKEN_S, "of each output token after the first"
         )
         self._chat, self._completion = (
-            {semconv.GEN_AI_OPERATION_NAME: operation, semconv.GEN_AI_REQUEST_MODEL: model}
+            {
+                semconv.GEN_AI_OPERATION_NAME: operation,
+                semconv.GEN_AI_PROVIDER_NAME: semconv.PROVIDER,
+                semconv.GEN_AI_REQUEST_MODEL: model,
+            }
             for operation in (semconv.CHAT, semconv.TEXT_COMPLETION)
         )
 
@@ -132,31 +137,22 @@ class Meters:
         self,
         visit: Visit,
         output_tokens: Sequence[int],
-        reasons: Sequence[FinishReason],
-        error: BaseException | None,
+        outcome: str,
         *,
-        goes_on: bool,
         is_kept: bool,
-    ) -> str:
-        """An accepted request is no longer followed; the outcome that it is counted as.
-
-        `reasons`: of its choices, if all is over or one of them was told as an error. `is_kept`:
-        its spans are.
-        """
-        outcome = _outcome(reasons, error, goes_on=goes_on)
+    ) -> None:
+        """An accepted request is no longer followed. `is_kept`: its spans are."""
         self._ended[outcome, visit.tenant] += 1
         self._output_tokens["", visit.tenant] += sum(output_tokens)
         attributes = self._chat if visit.is_chat else self._completion
         now_ns = perf_counter_ns()
-        is_answer = bool(reasons) and ANSWERED.issuperset(reasons)
-        ended = attributes if is_answer else {**attributes, semconv.ERROR_TYPE: outcome}
+        ended = attributes if outcome in FULL else {**attributes, semconv.ERROR_TYPE: outcome}
         context = self._exemplar(visit) if is_kept else None
         self._duration_s.record((now_ns - visit.started_ns) / 1e9, ended, context)
         if visit.first_ns:
             self._first_s.record((visit.first_ns - visit.started_ns) / 1e9, attributes, context)
             if (more := max(output_tokens) - 1) > 0:
                 self._next_s.record((now_ns - visit.first_ns) / 1e9 / more, attributes, context)
-        return outcome
 
     def _exemplar(self, visit: Visit) -> Context | None:
         trace = visit.trace if self._has_exemplars else None
@@ -205,7 +201,12 @@ def _seconds(meter: Meter, name: str, bounds: Sequence[float], what: str) -> His
     return meter.create_histogram(full, "s", what, explicit_bucket_boundaries_advisory=bounds)
 
 
-def _outcome(reasons: Sequence[FinishReason], error: BaseException | None, *, goes_on: bool) -> str:
+def outcome_of(
+    reasons: Sequence[FinishReason], error: BaseException | None, *, goes_on: bool
+) -> str:
+    """What an accepted request is counted as. `reasons`: of its choices, if all is over or one of
+    them was told as an error.
+    """
     if reasons:
         # One that only a later version knows is no answer either.
         known = (name for reason, name in GRAVEST_FIRST.items() if reason in reasons)
@@ -214,4 +215,7 @@ def _outcome(reasons: Sequence[FinishReason], error: BaseException | None, *, go
         return GRAVEST_FIRST[FinishReason.FINISH_REASON_DEADLINE_EXCEEDED]
     if isinstance(error, KaitenError):
         return MOVED
+    # A fault of ours; of a client that goes away a coroutine hears otherwise.
+    if isinstance(error, Exception):
+        return GRAVEST_FIRST[FinishReason.FINISH_REASON_ERROR]
     return DETACHED if goes_on else LEFT

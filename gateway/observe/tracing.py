@@ -33,10 +33,13 @@ from service_kit.telemetry import (
 
 # Requests of one gateway that are traced when nothing goes wrong.
 REQUESTS_PER_S: Final = 50
-FAILED: Final = frozenset(
-    {FinishReason.FINISH_REASON_ERROR, FinishReason.FINISH_REASON_DEADLINE_EXCEEDED}
-)
+# Outcomes, and ends of a choice, that somebody will ask about.
+FAILED: Final = frozenset({"error", "deadline_exceeded"})
+# And what its client is told as an error: this gateway or its store went away.
+ERRORS: Final = FAILED | {"moved"}
 INTERNAL: Final = "INTERNAL"
+INT64_MAX: Final = 2**63 - 1
+UINT64_COUNT: Final = 2**64
 # Numbers that a client may give, as the conventions name them.
 _SAMPLING: Final = {
     "max_tokens": semconv.GEN_AI_REQUEST_MAX_TOKENS,
@@ -133,15 +136,17 @@ class Tracing:
             is_sampled = trace.context is not None and trace.context.trace_flags.sampled
             is_kept = code == INTERNAL or (is_sampled and not request.is_put_off(error))
             if self._spans is not None and is_kept:
-                self._put_root(trace, "refused", {}, error=code)
+                self._put_root(trace, "refused", {}, end_ns=time.time_ns(), error=code)
             raise
         trace.accepted_ns = time.time_ns()
 
-    def keeps(self, trace: Trace, reasons: Sequence[FinishReason], done: Done | None) -> bool:
+    def keeps(
+        self, trace: Trace, outcome: str, reasons: Sequence[FinishReason], done: Done | None
+    ) -> bool:
         """Its spans are: as it was decided at first, or as somebody will ask about it."""
         if trace.context is None:
             return False
-        is_failed = not FAILED.isdisjoint(reasons)
+        is_failed = not FAILED.isdisjoint([outcome, *map(_name, reasons)])
         return trace.context.trace_flags.sampled or is_failed or _is_asked_about(done)
 
     def closed(
@@ -157,20 +162,21 @@ class Tracing:
         """A request is no longer followed. `reasons`: of the choices that ended; `done`: if all
         of it is over.
         """
-        if self._spans is None or not self.keeps(trace, reasons, done):
+        if self._spans is None or not self.keeps(trace, outcome, reasons, done):
             return
-        is_failed = not FAILED.isdisjoint(reasons)
+        names, end_ns = [*map(_name, reasons)], time.time_ns()
+        error = next((each for each in (outcome, *names) if each in ERRORS), "")
         attributes: dict[str, AttributeValue] = {
             semconv.GEN_AI_USAGE_INPUT_TOKENS: input_tokens,
             semconv.GEN_AI_USAGE_OUTPUT_TOKENS: output_tokens,
             semconv.GEN_AI_RESPONSE_MODEL: self._model,
-            semconv.GEN_AI_RESPONSE_FINISH_REASONS: [_name(reason) for reason in reasons],
+            semconv.GEN_AI_RESPONSE_FINISH_REASONS: names,
         }
         if done is not None:
             attributes[semconv.GEN_AI_USAGE_CACHE_READ_INPUT_TOKENS] = done.usage.cached_tokens
             attributes["kaiten.preemptions"] = done.timings.preemptions
             attributes["kaiten.first_token_us"] = _first_token_us(done)
-        self._put_root(trace, outcome, attributes, error=outcome if is_failed else "")
+        self._put_root(trace, outcome, attributes, end_ns=end_ns, error=error)
         self._spans.put(
             "kaiten.accept",
             parent=trace.context,
@@ -180,16 +186,16 @@ class Tracing:
             attributes=semconv.inbox_sent(trace.request_id),
         )
         if done is not None:
-            self._put_delivery(trace, done)
+            self._put_delivery(trace, done, end_ns)
 
-    def _put_delivery(self, trace: Trace, done: Done) -> None:
+    def _put_delivery(self, trace: Trace, done: Done, end_ns: int) -> None:
         """What was left when its last token was computed: commit, journal, and the client's way.
 
         The phases before it began when the request arrived in the ledger, at some time of its
         submit's round trip: counted from the first of it there is no time of which nothing is told.
         """
         assert self._spans is not None
-        timings, end_ns = done.timings, time.time_ns()
+        timings = done.timings
         told_us = timings.queue_us + timings.prefill_us + timings.decode_us
         self._spans.put(
             "kaiten.deliver",
@@ -207,7 +213,13 @@ class Tracing:
         return Trace(request, parent, minted(parent, is_sampled=is_sampled))
 
     def _put_root(
-        self, trace: Trace, outcome: str, attributes: Mapping[str, AttributeValue], *, error: str
+        self,
+        trace: Trace,
+        outcome: str,
+        attributes: Mapping[str, AttributeValue],
+        *,
+        end_ns: int,
+        error: str,
     ) -> None:
         assert self._spans is not None
         operation = semconv.CHAT if trace.is_chat else semconv.TEXT_COMPLETION
@@ -216,7 +228,7 @@ class Tracing:
             context=trace.context,
             parent=trace.parent,
             start_ns=trace.started_ns,
-            end_ns=time.time_ns(),
+            end_ns=end_ns,
             kind=SpanKind.SERVER,
             attributes={
                 semconv.GEN_AI_OPERATION_NAME: operation,
@@ -242,7 +254,7 @@ def _asked(trace: Trace) -> dict[str, AttributeValue]:
     """What the client wanted, as far as it is numbers."""
     sampling: SamplingParams = trace.sampling
     asked: dict[str, AttributeValue] = {
-        name: getattr(sampling, field)
+        name: _as_given(getattr(sampling, field))
         for field, name in _SAMPLING.items()
         if sampling.HasField(field)
     }
@@ -251,6 +263,13 @@ def _asked(trace: Trace) -> dict[str, AttributeValue]:
     if trace.request_id:
         asked[semconv.GEN_AI_RESPONSE_ID] = trace.request_id
     return asked
+
+
+def _as_given(number: int | float) -> int | float:
+    """A record has fractions in 32 bits, and a seed unsigned: no attribute can hold its half."""
+    if isinstance(number, float):
+        return float(f"{number:.7g}")
+    return number if number <= INT64_MAX else number - UINT64_COUNT
 
 
 def _is_asked_about(done: Done | None) -> bool:

@@ -12,7 +12,7 @@ from gateway.cell.queue_position import NOWHERE, QueuePosition, queue_position_o
 from gateway.cell.readiness import Readiness
 from gateway.cell.replays import Caller
 from gateway.children.grammar_process import GrammarProcess
-from gateway.observe.metrics import ANSWERED, Meters
+from gateway.observe.metrics import ANSWERED, Meters, outcome_of
 from gateway.observe.request_log import RequestLog
 from gateway.observe.tracing import Trace, Tracing
 from gateway.requests import tool_rules, validation
@@ -147,8 +147,9 @@ class GenerationService:
         is_failure = isinstance(error, KaitenError) and not ANSWERED.issuperset(reasons)
         is_over = generation.is_done or is_failure
         done, ended = (generation.done_message, reasons) if is_over else (None, [])
-        is_kept, total = self._tracing.keeps(trace, reasons, done), sum(counts)
-        outcome = self._meters.closed(visit, counts, ended, error, goes_on=goes_on, is_kept=is_kept)
+        outcome, total = outcome_of(ended, error, goes_on=goes_on), sum(counts)
+        is_kept = self._tracing.keeps(trace, outcome, reasons, done)
+        self._meters.closed(visit, counts, outcome, is_kept=is_kept)
         self._tracing.closed(
             trace,
             outcome,

@@ -16,9 +16,16 @@ class Exemplars:
 
     def traces(self) -> dict[str, set[int]]:
         """By the name of a histogram that has values, be it that none leads anywhere."""
+        return {
+            name: {each.trace_id for point in points for each in point.exemplars}
+            for name, points in self.points().items()
+        }
+
+    def points(self) -> dict[str, Any]:
+        """By the name of a histogram that has values."""
         data: Any = self._reader.get_metrics_data()
         return {
-            metric.name: {each.trace_id for point in points for each in point.exemplars}
+            metric.name: points
             for metric in data.resource_metrics[0].scope_metrics[0].metrics
             if hasattr((points := metric.data.data_points)[0], "bucket_counts")
         }

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.observe.metrics import OTHERS, TENANTS_TOLD_MAX, WATCHED_CODES, Meters, _outcome
+from gateway.observe.metrics import OTHERS, TENANTS_TOLD_MAX, WATCHED_CODES, Meters, outcome_of
 from gateway.observe.request_log import RequestLog
 from gateway.observe.tracing import Tracing, _name
 from gateway.tenants import TENANT_NAME, Tenant
@@ -73,6 +73,6 @@ def test_a_line_of_a_batch_that_is_put_off_was_not_refused(*, awaits_workers: bo
 
 def test_an_end_that_only_a_later_version_knows_is_counted_as_an_error() -> None:
     later: Any = 99
-    assert _outcome([later], None, goes_on=False) == "error"
-    assert _outcome([later, FinishReason.FINISH_REASON_STOP], None, goes_on=False) == "stop"
+    assert outcome_of([later], None, goes_on=False) == "error"
+    assert outcome_of([later, FinishReason.FINISH_REASON_STOP], None, goes_on=False) == "stop"
     assert (_name(later), _name(FinishReason.FINISH_REASON_STOP)) == ("unknown", "stop")

@@ -4,19 +4,22 @@ import asyncio
 
 import pytest
 
-from gateway.observe.metrics import Meters, Visit
+from gateway.observe.metrics import Meters, Visit, outcome_of
 from gateway.observe.tracing import Tracing
 from gateway.tenants import Tenant
 from gateway.values.generation_request import GenerationRequest, TextPrompt
 from kaiten.v1.common_pb2 import FinishReason, SamplingParams
 from kaiten.v1.inference_service_pb2 import Done, Timings, Usage
-from service_kit.errors import InvalidRequest
+from service_kit.errors import DeadlineExceeded, InvalidRequest, Unavailable
+from service_kit.otlp import message_of
 from service_kit.telemetry import Span, trace_id_of
 from tests.support.exemplars import Exemplars
 from tests.support.kept_spans import KeptSpans
 
 CLIENTS = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 UNWANTED = CLIENTS[:-1] + "0"
+# Of spans and of metrics.
+REQUIRED = ("gen_ai.operation.name", "gen_ai.provider.name", "gen_ai.request.model")
 
 
 class Seen:
@@ -36,9 +39,11 @@ class Seen:
         *,
         id: str = "mine",
         is_repeat: bool = False,
+        seed: int = 3,
+        error: BaseException | None = None,
     ) -> Visit:
-        """One request of tenant acme that ends for length."""
-        sampling = SamplingParams(max_tokens=7, temperature=0.5, seed=3)
+        """One request of tenant acme that ends for length, unless it is left for an error."""
+        sampling = SamplingParams(max_tokens=7, temperature=0.9, seed=seed)
         ask = GenerationRequest(
             prompt=TextPrompt(text="another"),
             body_hash=b"",
@@ -51,9 +56,14 @@ class Seen:
             trace.traceparent(f"acme:{id}", traceparent)
             trace.submitting()
             trace.is_repeat = is_repeat
-        visit.trace, done, reasons = trace, done or Done(), [FinishReason.FINISH_REASON_LENGTH]
-        is_kept = self.tracing.keeps(trace, reasons, done)
-        outcome = self.meters.closed(visit, [7], reasons, None, goes_on=True, is_kept=is_kept)
+        visit.trace = trace
+        if error is None:
+            done, reasons = done or Done(), [FinishReason.FINISH_REASON_LENGTH]
+        else:
+            done, reasons = None, []
+        outcome = outcome_of(reasons, error, goes_on=False)
+        is_kept = self.tracing.keeps(trace, outcome, reasons, done)
+        self.meters.closed(visit, [7], outcome, is_kept=is_kept)
         self.tracing.closed(trace, outcome, reasons, input_tokens=4, output_tokens=7, done=done)
         return visit
 
@@ -99,7 +109,7 @@ def test_it_says_what_the_conventions_ask_for_and_no_text() -> None:
         "gen_ai.provider.name": "kaiten",
         "gen_ai.request.model": "m",
         "gen_ai.request.max_tokens": 7,
-        "gen_ai.request.temperature": 0.5,
+        "gen_ai.request.temperature": 0.9,
         "gen_ai.request.seed": 3,
         "gen_ai.request.choice.count": 2,
         "gen_ai.response.id": "mine",
@@ -112,6 +122,8 @@ def test_it_says_what_the_conventions_ask_for_and_no_text() -> None:
         "kaiten.preemptions": 0,
         "kaiten.first_token_us": 0,
     }
+    told = {name: dict(point.attributes) for name, (point,) in seen.exemplars.points().items()}
+    assert told["gen_ai.server.request.duration"] == {n: root.attributes[n] for n in REQUIRED}
     assert accept.attributes == {
         "messaging.system": "redis",
         "messaging.destination.name": "inbox",
@@ -119,6 +131,41 @@ def test_it_says_what_the_conventions_ask_for_and_no_text() -> None:
         "messaging.operation.name": "send",
         "messaging.message.id": "mine",
     }
+
+
+@pytest.mark.parametrize(
+    ("given", "told"), [(2**63 - 1, 2**63 - 1), (2**63, -(2**63)), (2**64 - 1, -1)]
+)
+def test_a_seed_is_told_as_the_signed_number_that_clients_know(given: int, told: int) -> None:
+    """What no attribute can hold would cost all that is sent with it."""
+    seen = Seen()
+    seen.visit(seed=given)
+    (root,) = seen.roots
+    assert root.attributes["gen_ai.request.seed"] == told
+    (sent,) = [a.value for a in message_of(root).attributes if a.key == "gen_ai.request.seed"]
+    assert sent.int_value == told
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome", "is_error", "is_always_kept"),
+    [
+        (DeadlineExceeded("queue"), "deadline_exceeded", True, True),
+        (ZeroDivisionError(), "error", True, True),
+        (Unavailable("this gateway is shutting down"), "moved", True, False),
+        (asyncio.CancelledError(), "left", False, False),
+    ],
+)
+def test_what_a_client_is_told_as_an_error_is_one_here(
+    error: BaseException, outcome: str, *, is_error: bool, is_always_kept: bool
+) -> None:
+    """Whoever tells it, be it this gateway while no scheduler is there."""
+    seen = Seen()
+    for traceparent in (CLIENTS, UNWANTED):
+        seen.visit(traceparent, error=error)
+    assert len(seen.roots) == 1 + is_always_kept
+    for root in seen.roots:
+        assert root.attributes["kaiten.outcome"] == outcome
+        assert root.attributes.get("error.type", "") == root.error == outcome * is_error
 
 
 @pytest.mark.parametrize(
@@ -166,10 +213,11 @@ def test_nothing_is_untold_between_the_last_token_and_its_delivery(
     sent, and what it tells of is over that much earlier than the answer would have it.
     """
     seen, ms = Seen(), 1_000_000
-    # Begun, submitted, accepted after a slow answer, and told: then both spans have their end.
-    times = iter([0, 10 * ms, 60 * ms, *[200 * ms] * 8])
+    # Begun, submitted, accepted after a slow answer, and told: then all spans have their end.
+    times = iter([0, 10 * ms, 60 * ms, *[(200 + late) * ms for late in range(8)]])
     monkeypatch.setattr("gateway.observe.tracing.time.time_ns", lambda: next(times))
     seen.visit(done=Done(timings=Timings(queue_us=50_000, prefill_us=20_000, decode_us=30_000)))
     accept, deliver = seen.named("kaiten.accept"), seen.named("kaiten.deliver")
     assert (accept.start_ns, accept.end_ns) == (0, 60 * ms)
     assert (deliver.start_ns, deliver.end_ns) == (110 * ms, 200 * ms)
+    assert seen.roots[0].end_ns == 200 * ms, "no part of it ends later"
