@@ -222,9 +222,11 @@ def _blocks(said: Decision) -> str:
     if isinstance(blocks, Free):
         return f"    blocks     {blocks.free} of {blocks.total} free"
     evicted = f" ({blocks.evicted} evicted)" if blocks.evicted else ""
+    swapped = f", {blocks.swapped_out} swapped out, {blocks.swapped_in} in"
     return (
         f"    blocks     {blocks.allocated} taken{evicted}, {blocks.shared} from the cache,"
-        f" {blocks.freed} given back; {blocks.free} of {blocks.total} free"
+        f" {blocks.freed} given back{swapped if any(blocks[4:6]) else ''};"
+        f" {blocks.free} of {blocks.total} free"
     )
 
 

@@ -231,7 +231,8 @@ def _worker_changed_from(message: WorkerChangedInput) -> WorkerChanged:
 def described(spec: WorkerSpec) -> WorkerDescription:
     """Of a worker, what the core decides by."""
     told = _said(spec)
-    del told["slot_tokens_max"], told["features"], told["windows"]
+    for capability in ("slot_tokens_max", "features", "windows", "host_block_count"):
+        del told[capability]
     return WorkerDescription(**told, capabilities=wire.capabilities_to_proto(spec))
 
 

@@ -7,10 +7,10 @@ command, what came of it, and the core as it was then. Pure.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from operator import sub
 from typing import Final, NamedTuple
 from weakref import WeakKeyDictionary
 
+from scheduler_svc.core.blocks import BlockCounts
 from scheduler_svc.core.commands import Command, Configured, MakePlan, StepDone
 from scheduler_svc.core.outcome import Outcome, PassedOver, Plan, Why
 from scheduler_svc.core.requests import Sequence
@@ -49,13 +49,16 @@ class Waits(NamedTuple):
 
 class Blocks(NamedTuple):
     """Of the worker's pool, since the decision before: taken anew, and of those such as were cached
-    until then; shared, or found in the cache; given back. And free now, of all.
+    until then; shared, or found in the cache; given back; copied to the host's memory and back. And
+    free now, of all.
     """
 
     allocated: int
     evicted: int
     shared: int
     freed: int
+    swapped_out: int
+    swapped_in: int
     free: int
     total: int
 
@@ -164,7 +167,7 @@ class Decisions:
     def __init__(self, policy: str = "") -> None:
         self._policy = policy
         # Workers that are gone take theirs with them.
-        self._counts: WeakKeyDictionary[Worker, tuple[int, int, int, int]] = WeakKeyDictionary()
+        self._counts: WeakKeyDictionary[Worker, BlockCounts] = WeakKeyDictionary()
         # Of the plans in flight of a worker: a first step, and those after it.
         self._expected: WeakKeyDictionary[Worker, dict[int, tuple[int, int]]] = WeakKeyDictionary()
 
@@ -212,12 +215,9 @@ class Decisions:
 
     def _blocks(self, worker: Worker) -> Blocks:
         counts = worker.kv.counts
-        before = self._counts.get(worker, (0, 0, 0, 0))
+        before = self._counts.get(worker, BlockCounts())
         self._counts[worker] = counts
-        allocated, evicted, shared, freed = map(sub, counts, before)
-        return Blocks(
-            allocated, evicted, shared, freed, worker.kv.free_count, worker.kv.block_count
-        )
+        return Blocks(*counts.since(before), worker.kv.free_count, worker.kv.block_count)
 
     def _measured(
         self, command: StepDone, outcome: Outcome, now_ns: int, core: Scheduler

@@ -7,10 +7,10 @@ Only who tells of it compares one step with the next.
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping
 from itertools import islice
-from operator import sub
 from typing import Final, NamedTuple
 from weakref import WeakKeyDictionary
 
+from scheduler_svc.core.blocks import BlockCounts
 from scheduler_svc.core.outcome import PassedOver, Plan, Why
 from scheduler_svc.core.requests import Residency
 from scheduler_svc.core.types import SequenceId, SlotIndex, StepResult
@@ -21,10 +21,6 @@ from scheduler_svc.decisions import budget_of, expected_of, whys_of
 STEPS_MAX: Final = 512
 # Plans, of which steps may still be answered: of a worker there are three at most.
 PLANS_MAX: Final = 1024
-
-
-# Of a pool: blocks taken anew, evicted for that, shared, given back.
-Counts = tuple[int, int, int, int]
 
 
 class PlanNote(NamedTuple):
@@ -38,7 +34,7 @@ class PlanNote(NamedTuple):
     budget: int = 0
     num_cached_tokens: int = 0
     # Since the worker's plan before.
-    blocks: Counts = (0, 0, 0, 0)
+    blocks: BlockCounts = BlockCounts()
     # A first step, and those after it.
     expected_us: tuple[int, int] = (0, 0)
 
@@ -67,13 +63,13 @@ class LiveSteps:
         self._plans: OrderedDict[tuple[str, int], PlanNote] = OrderedDict()
         # Of each worker's pool, as of its newest plan; kept while nobody watches, too: the first
         # plan that is seen is told against the one before it.
-        self._counts: WeakKeyDictionary[Worker, Counts] = WeakKeyDictionary()
+        self._counts: WeakKeyDictionary[Worker, BlockCounts] = WeakKeyDictionary()
 
     def planned(
         self, worker: Worker, plan: Plan, passed_over: Iterable[PassedOver], *, is_seen: bool
     ) -> None:
         """Just now. Of one that nobody sees only the pool's counts are kept."""
-        before = self._counts.get(worker, (0, 0, 0, 0))
+        before = self._counts.get(worker, BlockCounts())
         self._counts[worker] = worker.kv.counts
         if not is_seen:
             return
@@ -101,10 +97,9 @@ class LiveSteps:
 
 
 def note_of(
-    worker: Worker, plan: Plan, passed_over: Iterable[PassedOver], before: Counts
+    worker: Worker, plan: Plan, passed_over: Iterable[PassedOver], before: BlockCounts
 ) -> PlanNote:
     """A plan as it was just made; `before`: of the worker's pool, as of the plan before it."""
-    allocated, evicted, shared, freed = map(sub, worker.kv.counts, before)
     whys = (why or Why.BLOCKS for why in whys_of(plan, passed_over))
     return PlanNote(
         preempted=tuple(zip(plan.preempted, whys, strict=True)),
@@ -113,7 +108,7 @@ def note_of(
         lease_steps=plan.lease_steps,
         budget=budget_of(plan, worker.spec),
         num_cached_tokens=sum(join.num_computed_tokens for join in plan.joins),
-        blocks=(allocated, evicted, shared, freed),
+        blocks=worker.kv.counts.since(before),
         expected_us=expected_of(plan, worker),
     )
 

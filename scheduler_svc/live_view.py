@@ -114,6 +114,8 @@ class WorkerView(NamedTuple):
     passed_over: tuple[Passed, ...]
     # A byte per block.
     cached: bytes
+    # Blocks of the host's memory that hold something.
+    host_used: int
 
 
 class Moment(NamedTuple):
@@ -251,6 +253,7 @@ def _worker(worker: Worker, address: str, passed_over: tuple[Passed, ...]) -> Wo
         plans=tuple([PlanView(f.plan_id, f.lease_steps, f.answered) for f in worker.flights]),
         passed_over=passed_over,
         cached=worker.kv.cached,
+        host_used=worker.kv.host_used,
     )
 
 

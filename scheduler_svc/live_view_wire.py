@@ -167,7 +167,6 @@ def steps_to_proto(
 
 def _step_to_proto(note: StepNote, before: Mapping[SlotIndex, Residency]) -> WatchedStep:
     result, plan, members = note.result, note.plan, note.members
-    allocated, evicted, shared, freed = plan.blocks
     told = WatchedStep(
         plan_id=result.plan_id,
         step=result.step,
@@ -184,10 +183,12 @@ def _step_to_proto(note: StepNote, before: Mapping[SlotIndex, Residency]) -> Wat
         lease_steps=plan.lease_steps,
         budget_tokens=plan.budget,
         num_cached_tokens=plan.num_cached_tokens,
-        blocks_allocated=allocated,
-        blocks_evicted=evicted,
-        blocks_shared=shared,
-        blocks_freed=freed,
+        blocks_allocated=plan.blocks.allocated,
+        blocks_evicted=plan.blocks.evicted,
+        blocks_shared=plan.blocks.shared,
+        blocks_freed=plan.blocks.freed,
+        blocks_swapped_out=plan.blocks.swapped_out,
+        blocks_swapped_in=plan.blocks.swapped_in,
         expected_us=note.expected_us,
         is_graph=result.is_graph,
     )
@@ -226,6 +227,8 @@ def _worker_to_proto(worker_id: str, worker: WorkerView) -> WatchedWorker:
         cached_blocks=_bits(worker.cached),
         step_tokens_max=spec.step_tokens_max,
         mixed_tokens_max=spec.mixed_budget,
+        host_block_count=spec.host_block_count,
+        host_blocks_used=worker.host_used,
     )
 
 

@@ -162,6 +162,7 @@ def planned(message: PlanInput) -> Outcome:
         joins=tuple(_joins(message)),
         appends=(),
         replacements=(),
+        swaps=(),
         copies=(),
         chunks=tuple(zip(message.chunk_slots, message.chunk_slot_tokens, strict=True)),
         checksum=0,

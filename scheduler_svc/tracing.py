@@ -329,6 +329,8 @@ def _deeds(decision: Decision) -> dict[str, AttributeValue]:
         "kaiten.blocks.evicted": blocks.evicted,
         "kaiten.blocks.shared": blocks.shared,
         "kaiten.blocks.freed": blocks.freed,
+        "kaiten.blocks.swapped_out": blocks.swapped_out,
+        "kaiten.blocks.swapped_in": blocks.swapped_in,
         "kaiten.preempted.why": [f"{one}: {why}" for one, why in decision.preempted[:most]],
     }
 

@@ -170,6 +170,7 @@ def spec_from_proto(worker: WorkerDescription) -> WorkerSpec:
         slot_tokens_max=told.slot_tokens_max or 1,
         features=frozenset(each for each, n in FEATURE_TO_PROTO.items() if n in told.features),
         windows=tuple(each.window_tokens or None for each in told.layer_groups) or (None,),
+        host_block_count=told.host_block_count,
     )
 
 
@@ -179,6 +180,7 @@ def capabilities_to_proto(spec: WorkerSpec) -> Capabilities:
         slot_tokens_max=spec.slot_tokens_max,
         features=[n for each, n in FEATURE_TO_PROTO.items() if each in spec.features],
         layer_groups=[LayerGroup(window_tokens=window or 0) for window in spec.windows],
+        host_block_count=spec.host_block_count,
     )
 
 
@@ -325,6 +327,8 @@ def plan_to_proto(
         replace_indices=[index for _, index, _, _ in plan.replacements],
         replace_blocks=[block for _, _, block, _ in plan.replacements],
         replace_groups=_groups([group for _, _, _, group in plan.replacements]),
+        swap_sources=[source for source, _ in plan.swaps],
+        swap_targets=[target for _, target in plan.swaps],
         copy_sources=[source for source, _ in plan.copies],
         copy_targets=[target for _, target in plan.copies],
         chunk_slots=[slot for slot, _ in plan.chunks],

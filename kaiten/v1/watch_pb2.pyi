@@ -101,7 +101,7 @@ class WatchedSteps(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., num_skipped: _Optional[int] = ..., steps: _Optional[_Iterable[_Union[WatchedStep, _Mapping]]] = ..., is_diff: bool = ...) -> None: ...
 
 class WatchedStep(_message.Message):
-    __slots__ = ("plan_id", "step", "answered_ns", "step_us", "leave_slots", "join_slots", "join_sequence_ids", "chunk_slots", "chunk_tokens", "tokenless_slots", "num_tokens", "finished_slots", "preempted_sequence_ids", "blocks_free", "waiting", "preempted_whys", "lease_steps", "budget_tokens", "num_cached_tokens", "blocks_allocated", "blocks_evicted", "blocks_shared", "blocks_freed", "expected_us", "is_graph")
+    __slots__ = ("plan_id", "step", "answered_ns", "step_us", "leave_slots", "join_slots", "join_sequence_ids", "chunk_slots", "chunk_tokens", "tokenless_slots", "num_tokens", "finished_slots", "preempted_sequence_ids", "blocks_free", "waiting", "preempted_whys", "lease_steps", "budget_tokens", "num_cached_tokens", "blocks_allocated", "blocks_evicted", "blocks_shared", "blocks_freed", "expected_us", "is_graph", "blocks_swapped_out", "blocks_swapped_in")
     PLAN_ID_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     ANSWERED_NS_FIELD_NUMBER: _ClassVar[int]
@@ -127,6 +127,8 @@ class WatchedStep(_message.Message):
     BLOCKS_FREED_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_US_FIELD_NUMBER: _ClassVar[int]
     IS_GRAPH_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_SWAPPED_OUT_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_SWAPPED_IN_FIELD_NUMBER: _ClassVar[int]
     plan_id: int
     step: int
     answered_ns: int
@@ -152,7 +154,9 @@ class WatchedStep(_message.Message):
     blocks_freed: int
     expected_us: int
     is_graph: bool
-    def __init__(self, plan_id: _Optional[int] = ..., step: _Optional[int] = ..., answered_ns: _Optional[int] = ..., step_us: _Optional[int] = ..., leave_slots: _Optional[_Iterable[int]] = ..., join_slots: _Optional[_Iterable[int]] = ..., join_sequence_ids: _Optional[_Iterable[int]] = ..., chunk_slots: _Optional[_Iterable[int]] = ..., chunk_tokens: _Optional[_Iterable[int]] = ..., tokenless_slots: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[int] = ..., finished_slots: _Optional[_Iterable[int]] = ..., preempted_sequence_ids: _Optional[_Iterable[int]] = ..., blocks_free: _Optional[int] = ..., waiting: _Optional[int] = ..., preempted_whys: _Optional[_Iterable[_Union[_common_pb2.WhyPassedOver, str]]] = ..., lease_steps: _Optional[int] = ..., budget_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., blocks_allocated: _Optional[int] = ..., blocks_evicted: _Optional[int] = ..., blocks_shared: _Optional[int] = ..., blocks_freed: _Optional[int] = ..., expected_us: _Optional[int] = ..., is_graph: bool = ...) -> None: ...
+    blocks_swapped_out: int
+    blocks_swapped_in: int
+    def __init__(self, plan_id: _Optional[int] = ..., step: _Optional[int] = ..., answered_ns: _Optional[int] = ..., step_us: _Optional[int] = ..., leave_slots: _Optional[_Iterable[int]] = ..., join_slots: _Optional[_Iterable[int]] = ..., join_sequence_ids: _Optional[_Iterable[int]] = ..., chunk_slots: _Optional[_Iterable[int]] = ..., chunk_tokens: _Optional[_Iterable[int]] = ..., tokenless_slots: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[int] = ..., finished_slots: _Optional[_Iterable[int]] = ..., preempted_sequence_ids: _Optional[_Iterable[int]] = ..., blocks_free: _Optional[int] = ..., waiting: _Optional[int] = ..., preempted_whys: _Optional[_Iterable[_Union[_common_pb2.WhyPassedOver, str]]] = ..., lease_steps: _Optional[int] = ..., budget_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., blocks_allocated: _Optional[int] = ..., blocks_evicted: _Optional[int] = ..., blocks_shared: _Optional[int] = ..., blocks_freed: _Optional[int] = ..., expected_us: _Optional[int] = ..., is_graph: bool = ..., blocks_swapped_out: _Optional[int] = ..., blocks_swapped_in: _Optional[int] = ...) -> None: ...
 
 class WatchedQueue(_message.Message):
     __slots__ = ("sequence_ids", "length")
@@ -163,7 +167,7 @@ class WatchedQueue(_message.Message):
     def __init__(self, sequence_ids: _Optional[_Iterable[int]] = ..., length: _Optional[int] = ...) -> None: ...
 
 class WatchedWorker(_message.Message):
-    __slots__ = ("worker_id", "address", "slots_max", "block_size", "block_count", "blocks_free", "layer_groups", "is_draining", "is_late", "plans", "passed_over", "cached_blocks", "step_tokens_max", "mixed_tokens_max")
+    __slots__ = ("worker_id", "address", "slots_max", "block_size", "block_count", "blocks_free", "layer_groups", "is_draining", "is_late", "plans", "passed_over", "cached_blocks", "step_tokens_max", "mixed_tokens_max", "host_block_count", "host_blocks_used")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     SLOTS_MAX_FIELD_NUMBER: _ClassVar[int]
@@ -178,6 +182,8 @@ class WatchedWorker(_message.Message):
     CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     STEP_TOKENS_MAX_FIELD_NUMBER: _ClassVar[int]
     MIXED_TOKENS_MAX_FIELD_NUMBER: _ClassVar[int]
+    HOST_BLOCK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    HOST_BLOCKS_USED_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     address: str
     slots_max: int
@@ -192,7 +198,9 @@ class WatchedWorker(_message.Message):
     cached_blocks: bytes
     step_tokens_max: int
     mixed_tokens_max: int
-    def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ..., slots_max: _Optional[int] = ..., block_size: _Optional[int] = ..., block_count: _Optional[int] = ..., blocks_free: _Optional[int] = ..., layer_groups: _Optional[_Iterable[_Union[_common_pb2.LayerGroup, _Mapping]]] = ..., is_draining: bool = ..., is_late: bool = ..., plans: _Optional[_Iterable[_Union[InFlightPlan, _Mapping]]] = ..., passed_over: _Optional[_Iterable[_Union[PassedOver, _Mapping]]] = ..., cached_blocks: _Optional[bytes] = ..., step_tokens_max: _Optional[int] = ..., mixed_tokens_max: _Optional[int] = ...) -> None: ...
+    host_block_count: int
+    host_blocks_used: int
+    def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ..., slots_max: _Optional[int] = ..., block_size: _Optional[int] = ..., block_count: _Optional[int] = ..., blocks_free: _Optional[int] = ..., layer_groups: _Optional[_Iterable[_Union[_common_pb2.LayerGroup, _Mapping]]] = ..., is_draining: bool = ..., is_late: bool = ..., plans: _Optional[_Iterable[_Union[InFlightPlan, _Mapping]]] = ..., passed_over: _Optional[_Iterable[_Union[PassedOver, _Mapping]]] = ..., cached_blocks: _Optional[bytes] = ..., step_tokens_max: _Optional[int] = ..., mixed_tokens_max: _Optional[int] = ..., host_block_count: _Optional[int] = ..., host_blocks_used: _Optional[int] = ...) -> None: ...
 
 class InFlightPlan(_message.Message):
     __slots__ = ("plan_id", "lease_steps", "steps_answered")

@@ -27,7 +27,15 @@ from collections.abc import Sequence as Items
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
-from scheduler_svc.core.blocks import BlockKey, BlockPool, block_keys, blocks_for, root_hash
+from scheduler_svc.core.blocks import (
+    BlockCounts,
+    BlockKey,
+    BlockPool,
+    LayerGroup,
+    block_keys,
+    blocks_for,
+    root_hash,
+)
 from scheduler_svc.core.types import BlockId, WorkerSpec
 
 # What prefix hashes are made for: the worker's fingerprint and block size.
@@ -79,27 +87,6 @@ class Hits:
     blocks: list[list[BlockId]]
 
 
-@dataclass(frozen=True, slots=True)
-class LayerGroup:
-    """What a sequence needs in one layer group. Full attention is a window without an end."""
-
-    # A token attends to so many newest tokens, itself included.
-    window: int
-    # So many tokens a step may compute of a sequence, and so many `ahead` of that may be asked for.
-    step_tokens_max: int
-    ahead_max: int
-    block_size: int
-
-    def num_skipped_blocks(self, num_tokens: int) -> int:
-        """Blocks at the front to which no token after the first `num_tokens` attends."""
-        return max(0, num_tokens - self.window + 1) // self.block_size
-
-    def num_blocks_max(self, places_max: int) -> int:
-        """Blocks that so many KV places need at once, wherever in a block the window begins."""
-        places = self.block_size - 1 + self.window - 1 + self.step_tokens_max + self.ahead_max
-        return blocks_for(min(places_max, places), self.block_size)
-
-
 class KVManager:
     """Block tables over one pool."""
 
@@ -130,7 +117,10 @@ class KVManager:
         self.places_max = min((fits - 1) * size, context_max - 1)
         self._layout = (spec.fingerprint, spec.block_size)
         self._pool = BlockPool(
-            block_count=spec.block_count, block_size=spec.block_size, group_count=self.group_count
+            block_count=spec.block_count,
+            block_size=spec.block_size,
+            group_count=self.group_count,
+            host_block_count=spec.host_block_count,
         )
 
     def __repr__(self) -> str:
@@ -149,12 +139,16 @@ class KVManager:
         return bytes(self._pool.cached)
 
     @property
-    def counts(self) -> tuple[int, int, int, int]:
-        """Since the worker joined: blocks taken anew, cached ones that were forgotten (for that, or
-        as they spoilt a row), those found in the cache, and those given back.
-        """
-        pool = self._pool
-        return pool.num_taken, pool.num_evicted, pool.num_hits, pool.num_freed
+    def counts(self) -> BlockCounts:
+        """Since the worker joined."""
+        pool, host = self._pool, self._pool.host
+        here = pool.num_taken, pool.num_evicted, pool.num_hits, pool.num_freed
+        return BlockCounts(*here, host.num_out, host.num_in)
+
+    @property
+    def host_used(self) -> int:
+        """Blocks in the host's memory that hold something."""
+        return len(self._pool.host)
 
     def worst(self, places_max: int) -> int:
         """Blocks that a sequence of so many KV places holds at once."""
@@ -219,9 +213,7 @@ class KVManager:
     def allocate(self, table: BlockTable, hits: Hits, ahead: int = 0) -> None:
         """Fill an empty table with blocks for its tokens and `ahead` more, `hits` first."""
         assert not table.blocks
-        for group, found in zip(self._groups, hits.blocks, strict=True):
-            self._pool.hold(found)
-            self._pool.num_hits += len(found)
+        for group, found in zip(self._groups, self._pool.claim(hits.blocks), strict=True):
             skipped = group.num_skipped_blocks(hits.num_tokens)
             table.blocks.append([NO_BLOCK] * skipped + found)
             table.num_skipped_blocks.append(skipped)
@@ -243,6 +235,13 @@ class KVManager:
             return []
         pairs = zip(parent.blocks, child.blocks, strict=True)
         return [(source[full], target[full]) for source, target in pairs]
+
+    def take_swaps(self) -> tuple[tuple[BlockId, BlockId], ...]:
+        """Sources and targets of the copies between the pool and the host's memory that the next
+        plan has to begin with, in order.
+        """
+        swaps, self._pool.host.swaps = tuple(self._pool.host.swaps), []
+        return swaps
 
     def extend(self, table: BlockTable, counts: list[int]) -> list[list[BlockId]]:
         """So many more blocks by group. The caller has seen that they are free."""
@@ -306,7 +305,7 @@ class KVManager:
         """What is cached of the table's tokens, be it another's, is found no more."""
         for group in range(self.group_count):
             for key in self._keys(table, 0):
-                self._pool.forget(self._pool.get(key, group))
+                self._pool.forget(key, group)
 
     def check(self, tables: Items[BlockTable]) -> None:
         """Raise AssertionError unless exactly these tables hold blocks here."""

@@ -37,6 +37,8 @@ class Plan:
     appends: tuple[tuple[SlotIndex, BlockId, int], ...]
     # Of blocks that are given back for others of equal content.
     replacements: tuple[Replacement, ...]
+    # Between the pool and blocks in the host's memory, in this order.
+    swaps: tuple[tuple[BlockId, BlockId], ...]
     copies: tuple[tuple[BlockId, BlockId], ...]
     chunks: tuple[tuple[SlotIndex, int], ...]
     checksum: int

@@ -196,6 +196,8 @@ class WorkerSpec:
     features: frozenset[Feature] = frozenset()
     # By layer group: a token attends to so many newest tokens, itself included; None: to all.
     windows: tuple[int | None, ...] = (None,)
+    # In memory of the host, numbered from `block_count` on: for cached blocks that have to go.
+    host_block_count: int = 0
 
     def __post_init__(self) -> None:
         assert min(self.block_size, self.block_count, self.slots_max, self.slot_tokens_max) >= 1

@@ -108,7 +108,7 @@ class ModelWorker:
     steps_total: int = 0
 
     def __post_init__(self) -> None:
-        blocks = range(self.spec.block_count)
+        blocks = range(self.spec.block_count + self.spec.host_block_count)
         self.kv = {block: [UNWRITTEN] * self.spec.block_size for block in blocks}
 
     def send(self, plan: Plan) -> None:
@@ -144,6 +144,10 @@ class ModelWorker:
             self.rows[slot].blocks[group].append(block)
         for slot, index, block, group in plan.replacements:
             self._replace(self.rows[slot], index, block, group)
+        for source, target in plan.swaps:
+            assert len({source, target} & set(range(self.spec.block_count))) == 1
+            assert UNWRITTEN not in self.kv[source], "a block that is not full"
+            self.kv[target] = self.kv[source].copy()
         for source, target in plan.copies:
             self.kv[target] = self.kv[source].copy()
         members = sum((row.sequence_id + 1) * (2 * slot + 1) for slot, row in self.rows.items())

@@ -56,8 +56,15 @@ class KVMachine(RuleBasedStateMachine):
         block_size=st.sampled_from([1, 2, 3]),
         windows=st.sampled_from(WINDOWS),
         step_tokens=st.sampled_from([2, 9]),
+        host_block_count=st.sampled_from([0, 1, 2, 5, 40]),
     )
-    def start(self, block_size: int, windows: tuple[int | None, ...], step_tokens: int) -> None:
+    def start(
+        self,
+        block_size: int,
+        windows: tuple[int | None, ...],
+        step_tokens: int,
+        host_block_count: int,
+    ) -> None:
         self.size, self.windows, self.step_tokens = block_size, windows, step_tokens
         self.block_count = BLOCK_COUNT * len(windows)
         self.kv = KVManager(
@@ -69,6 +76,7 @@ class KVMachine(RuleBasedStateMachine):
                 step_tokens_max=step_tokens,
                 vocab_size=3,
                 windows=windows,
+                host_block_count=host_block_count,
             )
         )
         self.owners: list[Owner] = []
@@ -124,6 +132,13 @@ class KVMachine(RuleBasedStateMachine):
                 pairs = zip(blocks, mirror, strict=True)
                 assert all(block in (NO_BLOCK, known) for block, known in pairs)
 
+    def swap(self) -> None:
+        """A plan begins with it: nobody has written into what was just taken."""
+        for source, target in self.kv.take_swaps():
+            assert (source < self.block_count) != (target < self.block_count)
+            for offset in range(self.size):
+                self.memory[target, offset] = self.memory[source, offset]
+
     def owner(self, data: st.DataObject) -> Owner:
         return data.draw(st.sampled_from(self.owners))
 
@@ -138,6 +153,7 @@ class KVMachine(RuleBasedStateMachine):
         self.tell()
         self.is_reserved &= worst + self.kv.worst_case_need <= free
         self.kv.allocate(table, hits)
+        self.swap()
         assert self.kv.free_count == free - need
         owner = Owner(table, hits.num_tokens, hits.num_tokens)
         self.read(owner)
@@ -238,6 +254,7 @@ class KVMachine(RuleBasedStateMachine):
         self.tell()
         held = {block for o in self.owners for blocks in o.table.blocks for block in blocks}
         taken = self.kv.extend(table, counts)
+        self.swap()
         assert list(map(len, taken)) == counts
         for mirror, blocks in zip(owner.mirror, taken, strict=True):
             assert not held & set(blocks), "new blocks are nobody's"
@@ -257,6 +274,14 @@ class KVMachine(RuleBasedStateMachine):
         owner = self.owner(data)
         self.kv.close(owner.table)
         owner.is_open = False
+
+    @precondition(lambda self: self.owners)
+    @rule(data=st.data())
+    def forget(self, data: st.DataObject) -> None:
+        """Its tokens are found by nobody, wherever they were kept."""
+        table = self.owner(data).table
+        self.kv.forget(table)
+        assert not self.kv.lookup(table, len(self.kv._keys(table, 0)) * self.size).num_tokens
 
     @precondition(lambda self: self.owners)
     @rule(data=st.data(), count=st.integers(1, 3))

@@ -34,6 +34,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         tenant_tokens=st.sampled_from([None, None, 1, 30]),
         slot_tokens=st.sampled_from([1, 1, 2, 5]),
         windows=st.sampled_from([(None,), (None,), (5,), (None, 6)]),
+        host_blocks=st.sampled_from([0, 3, 50]),
     )
     def start(
         self,
@@ -48,6 +49,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         tenant_tokens: int | None,
         slot_tokens: int,
         windows: tuple[int | None, ...],
+        host_blocks: int,
     ) -> None:
         self.cell = Cell(
             policy=policy,
@@ -68,6 +70,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             slot_tokens=slot_tokens,
             vocab_size=50,
             windows=windows,
+            host_blocks=host_blocks,
         )
         self.born = 0
         self.unjudged: list[str] = []

@@ -115,6 +115,8 @@ class World:
             vocab_size=VOCAB_SIZE,
             slot_tokens_max=self.slot_tokens_max,
             windows=self.windows,
+            # Every other seed has as many as half of the pool.
+            host_block_count=self.places // self.block_size // 2 * (self.seed % 2),
         )
         worker = ModelWorker(
             f"w{self.born}",

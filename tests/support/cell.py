@@ -42,6 +42,7 @@ def spec(
     slot_tokens: int = 1,
     features: Iterable[Feature] = Feature,
     windows: tuple[int | None, ...] = (None,),
+    host_blocks: int = 0,
 ) -> WorkerSpec:
     """A worker with plenty of everything but what the test says."""
     return WorkerSpec(
@@ -56,6 +57,7 @@ def spec(
         slot_tokens_max=slot_tokens,
         features=frozenset(features),
         windows=windows,
+        host_block_count=host_blocks,
     )
 
 

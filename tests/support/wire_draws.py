@@ -56,6 +56,7 @@ plans = st.builds(
     joins=st.lists(joins, max_size=3).map(tuple),
     appends=st.lists(st.tuples(SLOT, U32, GROUP), max_size=4).map(tuple),
     replacements=st.lists(st.tuples(SLOT, U32, U32, GROUP), max_size=4).map(tuple),
+    swaps=pairs(U32),
     copies=pairs(U32),
     chunks=pairs(SLOT, sizes(65536)),
     checksum=U64,

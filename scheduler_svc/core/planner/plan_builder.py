@@ -145,6 +145,7 @@ class PlanBuilder:
             joins=tuple(self.joins),
             appends=tuple(self._appends),
             replacements=worker.take_replacements(),
+            swaps=worker.kv.take_swaps(),
             copies=tuple(self._copies),
             chunks=tuple(chunks.items()),
             checksum=worker.checksum & CHECKSUM_MASK,

@@ -109,10 +109,9 @@ def test_a_window_needs_no_prefix_but_what_is_in_it() -> None:
 
 def forget(cell: Cell, group: int, index: int, tokens: tuple[int, ...]) -> None:
     """As if the block had been given to somebody else."""
-    pool = cell.worker().kv._pool
-    block = pool.get(keys(tokens, 4)[index], group)
-    assert block is not None
-    pool.forget(block)
+    pool, key = cell.worker().kv._pool, keys(tokens, 4)[index]
+    assert pool.get(key, group) is not None
+    pool.forget(key, group)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import replace
-from operator import sub
 from typing import Any
 
 import pytest
@@ -381,8 +380,8 @@ async def test_a_step_is_told_with_what_its_plan_decided() -> None:
     cell.submit((*prompt[:12], *range(100, 130)), 3)
     cell.turn()
     step = await newest()
-    told = step.blocks_allocated, step.blocks_evicted, step.blocks_shared, step.blocks_freed
-    assert told == tuple(map(sub, cell.worker().kv.counts, before))
+    counts = cell.worker().kv.counts.since(before)
+    assert counts == tuple(getattr(step, f"blocks_{name}") for name in counts._fields)
     assert (step.num_cached_tokens, step.blocks_shared) == (12, 3)
     assert (step.budget_tokens, step.lease_steps, *step.chunk_tokens) == (24, 1, 23)
     await responses.aclose()

@@ -49,6 +49,7 @@ def plan_from_proto(message: PlanMessage, said: Plan) -> Plan:
                 strict=True,
             )
         ),
+        swaps=tuple(zip(message.swap_sources, message.swap_targets, strict=True)),
         copies=tuple(zip(message.copy_sources, message.copy_targets, strict=True)),
         chunks=tuple(zip(message.chunk_slots, message.chunk_tokens, strict=True)),
         checksum=message.membership_checksum,
@@ -182,6 +183,13 @@ def test_a_worker_says_which_layers_have_a_window() -> None:
     for window in (0, 512, 0):
         worker.capabilities.layer_groups.add(window_tokens=window)
     assert wire.spec_from_proto(worker).windows == (None, 512, None)
+
+
+def test_a_worker_says_how_many_blocks_it_has_in_host_memory() -> None:
+    worker = WorkerDescription(block_size=1, block_count=1, slots_max=1, step_tokens_max=9)
+    worker.capabilities.host_block_count = 7
+    spec = wire.spec_from_proto(worker)
+    assert spec.host_block_count == wire.capabilities_to_proto(spec).host_block_count == 7
 
 
 def test_a_worker_that_names_no_budget_for_mixed_steps_has_one_for_all() -> None:

@@ -10,6 +10,7 @@ from opentelemetry.trace import SpanKind
 
 from kaiten.v1.ledger_pb2 import JournalRecord
 from kaiten.v1.worker_service_pb2 import StepResult, StepTimings
+from scheduler_svc.core.blocks import BlockCounts
 from scheduler_svc.core.commands import MakePlan
 from scheduler_svc.core.outcome import Finished, Plan, RequestOver, StepTokens, Why
 from scheduler_svc.core.types import Reason
@@ -36,6 +37,7 @@ def plan(*, preempted: tuple[int, ...] = ()) -> Plan:
         joins=(),
         appends=((0, 7, 0),),
         replacements=(),
+        swaps=(),
         copies=(),
         chunks=((1, 16),),
         checksum=0,
@@ -161,7 +163,7 @@ async def test_an_iteration_says_who_was_not_scheduled_and_why(
     assert first_slow.attributes["kaiten.not_scheduled"] == found["kaiten.not_scheduled"]
     assert later.attributes["kaiten.not_scheduled"] == found["kaiten.not_scheduled"]
     assert {name for name in whole - part if name.startswith("kaiten.blocks")} == {
-        f"kaiten.blocks.{deed}" for deed in ("allocated", "evicted", "shared", "freed")
+        f"kaiten.blocks.{deed}" for deed in BlockCounts._fields
     }
 
 
