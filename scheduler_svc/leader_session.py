@@ -83,7 +83,7 @@ class LeaderSession:
         standby_addresses: Collection[str] = (),
     ) -> None:
         """`standby_addresses`: of those who stand by now."""
-        self.leader, self.settings = leader, settings
+        self.leader, self.settings, self._ledger = leader, settings, ledger
         # Of the settings: made of many, and every look tells it.
         self._configured = settings.configured
         self._standby_addresses = standby_addresses
@@ -91,14 +91,12 @@ class LeaderSession:
         self.seen_epoch = 0
         self.core = Scheduler()
         self._leader = common_pb2.Leader(epoch=leader.epoch, nonce=leader.nonce)
-        self._ledger = ledger
         self._clock, self._meters, self._tracing = clock, meters, tracing
         self.roster = Roster(
             self, self._leader, clock=clock, meters=meters, tracing=tracing, peers=peers or Peers()
         )
-        self._requests = RequestBook(archive)
+        self._requests, self.timelines = RequestBook(archive), Timelines()
         self.traceparent_of = self._requests.traceparent_told
-        self.timelines = Timelines()
         self._commits = CommitQueue(ledger, leader, settings, clock, self._on_commit, archive)
         self._snapshots = Snapshots(archive, self.timelines, self.core)
         # Everything up to here is in the pieces that the next fold will take.
@@ -114,8 +112,7 @@ class LeaderSession:
         # Of those for whose next plan it was early, when to ask again.
         self._held: dict[str, asyncio.TimerHandle] = {}
         self._is_stopping, self._load_due_ns = False, 0
-        self._idle_since_ns = clock.monotonic_ns()
-        self._idle_check = IdleCheck(self.core)
+        self._idle_since_ns, self._idle_check = clock.monotonic_ns(), IdleCheck(self.core)
         self.watching = Watching(self._look, clock)
 
     def __repr__(self) -> str:
@@ -282,9 +279,10 @@ class LeaderSession:
         self._concerned |= dict.fromkeys(outcome.workers)
         if outcome.events:
             events, of = self._requests.whole(outcome.events), self._requests.traceparent
-            self._meters.ended(self._journal.seq + 1, events, of)
+            seq = self._journal.seq + 1
+            self._meters.ended(seq, events, of)
             if self._tracing is not None:
-                self._tracing.ended(events, of, now_ns, self.timelines.tracks)
+                self._tracing.ended(seq, events, of, now_ns, self.timelines.tracks)
         commit = self._journal.write(command, outcome, now_ns, message, self.core.waiting)
         self._commits.put(commit)
 
@@ -299,6 +297,8 @@ class LeaderSession:
         self._meters.spent("commit", self._commits.round_trip_ns)
         records = [commit.record for commit in commits]
         self._meters.committed(records)
+        if self._tracing is not None:
+            self._tracing.committed(records[-1].seq)
         self.timelines.committed(records[0].unix_ns, records[-1].unix_ns, self.now_ns())
         if self.core.is_store_behind:
             self._wake()

@@ -109,6 +109,9 @@ class Tracing:
         self._sampler = PlanSampler()
         # By worker: plans that may still be answered, oldest first.
         self._plans: dict[str, deque[Traced]] = {}
+        # With the number of the record that has its end, oldest first: what the ledger never gets
+        # the next leader tells.
+        self._uncommitted: deque[tuple[int, Ended]] = deque()
         self._queue: deque[Iteration | Ended] = deque()
         self._has_some = asyncio.Event()
 
@@ -176,22 +179,32 @@ class Tracing:
 
     def ended(
         self,
+        seq: int,
         events: Iterable[Event],
         of: Callable[[SequenceId], str],
         now_ns: int,
         tracks: Callable[[str], Sequence[Track]] = lambda _: (),
     ) -> None:
-        """Requests may be over. `tracks`: of a request's choices, by its id."""
+        """Requests may be over by the record of this number. `tracks`: of a request's choices, by
+        its id.
+        """
         for event in events:
             if isinstance(event, RequestOver):
-                self._put(
-                    Ended(
-                        over=event,
-                        traceparent=of(event.sequence_id),
-                        ended_ns=now_ns,
-                        tracks=tracks(event.id),
-                    )
+                ended = Ended(
+                    over=event,
+                    traceparent=of(event.sequence_id),
+                    ended_ns=now_ns,
+                    tracks=tracks(event.id),
                 )
+                if len(self._uncommitted) >= QUEUE_MAX:
+                    self._spans.drop()
+                else:
+                    self._uncommitted.append((seq, ended))
+
+    def committed(self, seq: int) -> None:
+        """The ledger has the records up to this one."""
+        while self._uncommitted and self._uncommitted[0][0] <= seq:
+            self._put(self._uncommitted.popleft()[1])
 
     def _put(self, item: Iteration | Ended) -> None:
         if len(self._queue) >= QUEUE_MAX:
@@ -201,14 +214,21 @@ class Tracing:
         self._has_some.set()
 
     async def run(self) -> None:
-        """One item at a time, giving the loop back after each."""
-        while True:
-            await self._has_some.wait()
-            item = self._queue.popleft()
-            if not self._queue:
-                self._has_some.clear()
-            self._iteration(item) if isinstance(item, Iteration) else self._phases(item)
-            await asyncio.sleep(0)
+        """One item at a time, giving the loop back after each; at the end all that are left."""
+        try:
+            while True:
+                await self._has_some.wait()
+                self._make()
+                if not self._queue:
+                    self._has_some.clear()
+                await asyncio.sleep(0)
+        finally:
+            while self._queue:
+                self._make()
+
+    def _make(self) -> None:
+        item = self._queue.popleft()
+        self._iteration(item) if isinstance(item, Iteration) else self._phases(item)
 
     def _iteration(self, item: Iteration) -> None:
         first, timings = item.traced.context, item.timings

@@ -171,7 +171,8 @@ async def test_the_phases_of_a_request_follow_each_other_below_its_span(
     told: tuple[Tracing, KeptSpans],
 ) -> None:
     tracing, exporter = told
-    tracing.ended([over(Reason.LENGTH)], lambda sequence_id: TRACE, 1000)
+    tracing.ended(1, [over(Reason.LENGTH)], lambda sequence_id: TRACE, 1000)
+    tracing.committed(1)
     await until(lambda: len(exporter.get_finished_spans()) == 3, "three spans")
     spans = exporter.get_finished_spans()
     assert [span.name for span in spans] == ["kaiten.queue", "kaiten.prefill", "kaiten.decode"]
@@ -179,6 +180,34 @@ async def test_the_phases_of_a_request_follow_each_other_below_its_span(
     for span in spans:
         assert span.parent is not None
         assert f"{span.parent.span_id:016x}" == TRACE.split("-")[2]
+
+
+async def test_an_end_is_told_once_the_ledger_has_it(told: tuple[Tracing, KeptSpans]) -> None:
+    """A leader that dies, or is replaced, before leaves it to the next one, who tells all of it."""
+    tracing, exporter = told
+    for seq, traceparent in ((5, TRACE), (6, OTHER), (9, TRACE)):
+        tracing.ended(seq, [over(Reason.LENGTH)], lambda _, it=traceparent: it, 1000)  # type: ignore[misc]
+    tracing.committed(4)
+    tracing.committed(6)
+    tracing.ended(10, [over(Reason.LENGTH)], lambda _: TRACE, 1000)
+    step(tracing, TRACE)
+    await until(lambda: len(exporter.get_finished_spans()) == 7, "six phases and an iteration")
+    *phases, iteration = exporter.get_finished_spans()
+    assert iteration.name == "kaiten.iteration"
+    told_of = [ids(span)[0] for span in phases]
+    assert told_of == [TRACE.split("-")[1]] * 3 + [OTHER.split("-")[1]] * 3
+
+
+async def test_what_was_left_at_the_end_of_a_leadership_is_told() -> None:
+    sink, exporter = spans()
+    tracing = Tracing(sink, policy="fcfs")
+    task = asyncio.create_task(tracing.run())
+    await asyncio.sleep(0)
+    tracing.ended(1, [over(Reason.LENGTH)] * 2, lambda _: TRACE, 1000)
+    tracing.committed(1)
+    task.cancel()
+    await asyncio.wait([task])
+    assert len(exporter.get_finished_spans()) == 6
 
 
 async def test_a_preempted_request_has_its_phases_again_with_the_reason(
@@ -192,7 +221,8 @@ async def test_a_preempted_request_has_its_phases_again_with_the_reason(
     cell.finish()
     over = cell.overs[one]
     assert over.num_preemptions
-    tracing.ended([over], lambda _: TRACE, cell.now_ns, cell.timelines.tracks)
+    tracing.ended(1, [over], lambda _: TRACE, cell.now_ns, cell.timelines.tracks)
+    tracing.committed(1)
     count = 3 + 3 * over.num_preemptions
     await until(lambda: len(exporter.get_finished_spans()) == count, "all phases")
     spans = exporter.get_finished_spans()
@@ -262,10 +292,11 @@ async def test_a_request_nobody_traces_has_phases_only_if_it_failed(
 ) -> None:
     tracing, exporter = told
     unsampled = TRACE[:-1] + "0"
-    tracing.ended([over(Reason.LENGTH)], lambda _: unsampled, 1000)
-    tracing.ended([over(Reason.LENGTH)], lambda _: "", 1000)
-    tracing.ended([over(Reason.ERROR)], lambda _: unsampled, 1000)
-    tracing.ended([over(Reason.LENGTH)], lambda _: OTHER, 2000)
+    tracing.ended(1, [over(Reason.LENGTH)], lambda _: unsampled, 1000)
+    tracing.ended(1, [over(Reason.LENGTH)], lambda _: "", 1000)
+    tracing.ended(1, [over(Reason.ERROR)], lambda _: unsampled, 1000)
+    tracing.ended(1, [over(Reason.LENGTH)], lambda _: OTHER, 2000)
+    tracing.committed(1)
     await until(lambda: len(exporter.get_finished_spans()) == 6, "six spans")
     traces = [ids(span)[0] for span in exporter.get_finished_spans()]
     assert traces == [TRACE.split("-")[1]] * 3 + [OTHER.split("-")[1]] * 3
@@ -277,10 +308,11 @@ async def test_phases_of_a_request_that_somebody_will_ask_about_are_always_kept(
     """Preempted, or ten seconds without a token."""
     tracing, exporter = told
     unsampled = TRACE[:-1] + "0"
-    tracing.ended([over(Reason.LENGTH, queue_ns=9_999_999_000)], lambda _: unsampled, 10**11)
-    tracing.ended([over(Reason.LENGTH, queue_ns=10**10)], lambda _: unsampled, 10**11)
-    tracing.ended([over(Reason.LENGTH, preemptions=1)], lambda _: unsampled, 10**11)
-    tracing.ended([over(Reason.LENGTH)], lambda _: OTHER, 10**11)
+    tracing.ended(1, [over(Reason.LENGTH, queue_ns=9_999_999_000)], lambda _: unsampled, 10**11)
+    tracing.ended(1, [over(Reason.LENGTH, queue_ns=10**10)], lambda _: unsampled, 10**11)
+    tracing.ended(1, [over(Reason.LENGTH, preemptions=1)], lambda _: unsampled, 10**11)
+    tracing.ended(1, [over(Reason.LENGTH)], lambda _: OTHER, 10**11)
+    tracing.committed(1)
     await until(lambda: len(exporter.get_finished_spans()) == 9, "nine spans")
     queue, prefill, _ = exporter.get_finished_spans()[:3]
     assert queue.kind is SpanKind.CONSUMER
@@ -302,6 +334,8 @@ def test_what_does_not_fit_is_dropped_and_counted() -> None:
     for _ in range(QUEUE_MAX + 3):
         step(tracing)
     assert sent.dropped == {"maker": 3, "sender": 0, "refused": 0}
+    tracing.ended(1, [over(Reason.LENGTH)] * (QUEUE_MAX + 4), lambda _: TRACE, 1000)
+    assert sent.dropped["maker"] == 7
 
 
 def test_nothing_is_kept_of_a_lost_worker() -> None:
