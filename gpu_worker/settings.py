@@ -92,6 +92,12 @@ class WorkerSettings(PartSettings):
     kv_blocks: int | None = Field(
         default=None, ge=1, description="exact number of KV blocks, instead of --kv-memory-mb"
     )
+    kv_host_memory_mb: float = Field(
+        default=0,
+        ge=0,
+        description="memory of the host for KV blocks that leave the pool, in millions of bytes;"
+        " 0: they are dropped",
+    )
     context_tokens: int | None = Field(
         default=None, ge=2, description="longest sequence; default: what model and pool allow"
     )

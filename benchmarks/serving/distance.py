@@ -27,7 +27,7 @@ from benchmarks.gpu.crowd import Crowd, Job, jobs_uniform
 from benchmarks.gpu.in_process import compute_in_process
 from benchmarks.gpu.models import LLAMA_8B, QWEN3_06B, Shape, limits_of
 from benchmarks.recording import record
-from gpu_worker.batch.step_types import RowChanges, StepInputs, StepSamples
+from gpu_worker.batch.step_types import BlockPairs, RowChanges, StepInputs, StepSamples
 
 # Of an H200, on random data.
 READ_BYTES_PER_S: Final = 4.5e12
@@ -76,7 +76,7 @@ class PacedDevice:
         """As new: nothing was launched."""
         self.steps, self.busy_s, self._first_s, self._free_s = 0, 0.0, 0.0, 0.0
 
-    def apply(self, changes: RowChanges, copies: tuple[tuple[int, int], ...]) -> None:
+    def apply(self, changes: RowChanges, swaps: BlockPairs, copies: BlockPairs) -> None:
         """Rows of forced lengths end where the host expects it: there is nothing to know."""
 
     def finish(self) -> None:

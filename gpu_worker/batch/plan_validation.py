@@ -41,6 +41,8 @@ class RowLimits:
     reads_grammars: bool = False
     # That a step gives a row at most; more than one where tokens are drafted.
     slot_tokens: int = 1
+    # Numbered from block_count on.
+    host_block_count: int = 0
 
     @property
     def blocks_per_row(self) -> int:
@@ -133,6 +135,7 @@ def validate_plan(
     # First, as a row may be appended a block that it gives up.
     _replace(after, plan, limits, tables)
     _append(after, plan, limits, tables)
+    _check_swaps(plan, limits)
     _check_copies(plan, limits)
     counts = _first_counts(after, plan, limits)
     _check_budget(counts, limits)
@@ -325,6 +328,21 @@ def _append(after: Columns, plan: Plan, limits: RowLimits, tables: _Tables) -> N
         require(block not in held[key], f"slot {slot} already has block {block}")
         held[key].add(block)
         after.held[group, slot] += 1
+
+
+def _check_swaps(plan: Plan, limits: RowLimits) -> None:
+    own, host = limits.block_count, limits.host_block_count
+    require(not plan.swaps or host > 0, "swaps: this worker has no host blocks, and says so")
+    for source, target in plan.swaps:
+        swap = f"the swap from block {source} to {target}"
+        require(
+            0 <= min(source, target) <= max(source, target) < own + host,
+            f"{swap}: there are {own} blocks, and {host} host blocks from {own} on",
+        )
+        require(
+            (source < own) != (target < own),
+            f"{swap}: exactly one of the two is a host block, from {own} on",
+        )
 
 
 def _check_copies(plan: Plan, limits: RowLimits) -> None:

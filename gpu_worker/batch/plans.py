@@ -97,6 +97,9 @@ class Plan:
     # (slot, index, block, layer group): the block, of equal content, takes the place of the row's
     # block number `index`.
     replacements: tuple[tuple[int, int, int, int], ...] = ()
+    # (source, target) blocks, in this order and before any copy: numbers from the worker's
+    # block_count on are host blocks, one of each two.
+    swaps: tuple[tuple[int, int], ...] = ()
     # (source, target) blocks, copied before the first step.
     copies: tuple[tuple[int, int], ...]
     # (slot, tokens) computed in the first step.
@@ -206,3 +209,5 @@ class Description:
     reads_grammars: bool = False
     # That one step may give one row.
     slot_tokens_max: int = 1
+    # Of KV in the host's memory. 0: it keeps none there.
+    host_block_count: int = 0

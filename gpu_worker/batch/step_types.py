@@ -17,6 +17,8 @@ IndexArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
 BoolArray = npt.NDArray[np.bool_]
 AnyArray = npt.NDArray[np.generic]
+# (source, target) of each.
+BlockPairs = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,7 +252,13 @@ class Grammars(Protocol):
 class ModelRunner(Protocol):
     """One that the host takes turns with: `EagerRunner`, or a function in a test."""
 
-    def copy_blocks(self, pairs: tuple[tuple[int, int], ...]) -> None:
+    def swap_blocks(self, pairs: BlockPairs) -> None:
+        """Copy the KV of each source block to its target, one pair after the other.
+
+        One of each two is a host block.
+        """
+
+    def copy_blocks(self, pairs: BlockPairs) -> None:
         """Copy the KV of each source block to its target. No block is both."""
 
     def execute(self, step: StepInputs) -> StepSamples:
@@ -282,8 +290,11 @@ class AheadRunner(Protocol):
     def clear(self) -> None:
         """No rows."""
 
-    def apply(self, changes: RowChanges, copies: tuple[tuple[int, int], ...]) -> None:
-        """Take a plan's changes to the rows, and copy blocks, after the steps launched so far."""
+    def apply(self, changes: RowChanges, swaps: BlockPairs, copies: BlockPairs) -> None:
+        """Take a plan's changes to the rows, swap and then copy blocks, as `ModelRunner` does.
+
+        After the steps launched so far.
+        """
 
     def launch(self, step: StepInputs) -> Flight:
         """Begin a step and return at once.

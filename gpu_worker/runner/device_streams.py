@@ -54,6 +54,13 @@ class DeviceStreams(Protocol):
     def host_buffer(self, size_bytes: int) -> Tensor:
         """Memory of the host that the device copies from and to by itself, as bytes."""
 
+    def pin(self, memory: Tensor) -> None:
+        """From now on the device copies from and to this memory of the host by itself.
+
+        Unlike a `host_buffer` it may be large: torch would take the next power of two.
+        RuntimeError: the driver refuses.
+        """
+
     def mark(self) -> Callable[[], None]:
         """A function that waits for everything launched up to now."""
 
@@ -87,6 +94,9 @@ class CpuStreams:
 
     def host_buffer(self, size_bytes: int) -> Tensor:
         return torch.empty(size_bytes, dtype=torch.uint8)
+
+    def pin(self, memory: Tensor) -> None:
+        pass
 
     def mark(self) -> Callable[[], None]:
         return lambda: None
@@ -130,6 +140,11 @@ class CudaStreams:
 
     def host_buffer(self, size_bytes: int) -> Tensor:
         return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
+
+    def pin(self, memory: Tensor) -> None:
+        if memory.nbytes:
+            driver = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+            torch.cuda.check_error(driver.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
 
     def mark(self) -> Callable[[], None]:
         event = _event()

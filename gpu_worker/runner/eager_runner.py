@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gpu_worker.batch.logits_indices import LogitsIndices, logits_indices
 from gpu_worker.batch.step_types import (
+    BlockPairs,
     LogitEdits,
     PromptTokenLogprobs,
     SamplingColumns,
@@ -28,12 +29,24 @@ RANKED_AT_ONCE: Final = 1 << 22
 
 
 class EagerRunner:
-    def __init__(self, decoder: Decoder, pages: Tensor) -> None:
+    def __init__(self, decoder: Decoder, pages: Tensor, host_blocks: Tensor | None = None) -> None:
         self._decoder = decoder
         self._pages = as_bytes(pages)
+        self._host_blocks = None if host_blocks is None else as_bytes(host_blocks)
         self._device = pages.device
 
-    def copy_blocks(self, pairs: tuple[tuple[int, int], ...]) -> None:
+    def swap_blocks(self, pairs: BlockPairs) -> None:
+        """On a CPU. By numpy, which copies runs of bytes as memcpy does, and torch much slower."""
+        assert self._host_blocks is not None
+        own, host = (each.view(torch.uint8).numpy() for each in (self._pages, self._host_blocks))
+        count = own.shape[2]
+        for pair in pairs:
+            source, target = (
+                own[:, :, number] if number < count else host[number - count] for number in pair
+            )
+            np.copyto(target, source)
+
+    def copy_blocks(self, pairs: BlockPairs) -> None:
         sources, targets = torch.tensor(pairs, device=self._device).T
         with torch.inference_mode():
             self._pages[:, :, targets] = self._pages[:, :, sources]

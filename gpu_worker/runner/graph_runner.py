@@ -7,7 +7,7 @@ beside the computing. Steps are recorded by size (`step_graphs`), and then one l
 rows have grammars two, between which their masks come from the host.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -19,6 +19,7 @@ from torch import Tensor
 from gpu_worker.batch.plan_validation import RowLimits
 from gpu_worker.batch.step_types import (
     AnyArray,
+    BlockPairs,
     IntArray,
     PromptLogprobTokens,
     PromptTokenLogprobs,
@@ -62,16 +63,21 @@ class GraphRunner:
         limits: RowLimits,
         streams: DeviceStreams,
         *,
+        host_blocks: Tensor | None = None,
         buckets: Sequence[Bucket] | None = None,
     ) -> None:
-        """`buckets`: the steps to record, if not those of `step_graphs.buckets_of`."""
+        """`host_blocks` are pinned. `buckets`: the steps to record, if not those of
+        `step_graphs.buckets_of`.
+        """
         self._decoder = decoder
         decoder.reserve(rows=limits.slots, tokens=limits.step_tokens)
         self.limits = limits
         self._streams = streams
         self._staging = Staging(streams, staging_bytes(limits))
         self._results = Results(streams, results_bytes(limits))
-        self._copies = BlockCopies(as_bytes(pages))
+        self._copies = BlockCopies(
+            as_bytes(pages), None if host_blocks is None else as_bytes(host_blocks)
+        )
         slots, vocab, device = limits.slots, limits.vocab_size, streams.device
         self.rows = DeviceRows(limits, self._staging, device)
         # Of every step, recorded or not: as the model made them, and of rows with rules apart.
@@ -101,13 +107,19 @@ class GraphRunner:
         with self._streams.computing():
             self.rows.clear()
 
-    def apply(self, changes: RowChanges, copies: tuple[tuple[int, int], ...]) -> None:
+    def apply(self, changes: RowChanges, swaps: BlockPairs, copies: BlockPairs) -> None:
         with self._streams.computing():
             self.rows.apply(changes)
-            step = self._staging.size_bytes // _COPY_BYTES
-            for start in range(0, len(copies), step):
-                some = np.array(copies[start : start + step], np.int64)
-                self._copies.copy(*self._staging.upload(some.T)[0])
+            for pairs in self._sendable(swaps):
+                # Host blocks have the higher numbers.
+                own = np.array([min(pair) for pair in pairs], np.int64)
+                self._copies.swap(pairs, self._staging.upload(own)[0])
+            for pairs in self._sendable(copies):
+                self._copies.copy(*self._staging.upload(np.array(pairs, np.int64).T)[0])
+
+    def _sendable(self, pairs: BlockPairs) -> Iterator[BlockPairs]:
+        step = self._staging.size_bytes // _COPY_BYTES
+        return (pairs[start : start + step] for start in range(0, len(pairs), step))
 
     def launch(self, step: StepInputs) -> "StepFlight":
         with self._streams.computing():

@@ -5,11 +5,13 @@
 layout   pages [places, 2 (keys, values), blocks, kv_heads, block_size, head_dim]
          one dense tile per block and head, which paged attention reads in one go
          a block is of one layer group (`layer_groups`), and has a place for each of its layers
+         host blocks [host blocks, places, 2, kv_heads, block_size, head_dim]
+         each in one run, so that a device reads or writes it in one transfer
 """
 
 import os
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +20,7 @@ import torch
 from torch import Tensor
 
 from gpu_worker.model.model import ModelConfig
+from gpu_worker.runner.device_streams import DeviceStreams
 from service_kit.errors import ConfigError
 
 MB: Final = 1_000_000
@@ -36,6 +39,8 @@ class PoolSize:
     context_tokens: int
     # Those of such a sequence at once, by layer group: what a window has left is given back.
     blocks_held: tuple[int, ...] = ()
+    # Beside the pool, in the host's memory.
+    host_block_count: int = 0
 
     @property
     def concurrency(self) -> float:
@@ -176,6 +181,22 @@ def _affordable(request: PoolRequest, bytes_each: int, room: Room) -> int:
     return count
 
 
+def with_host_blocks(size: PoolSize, memory_mb: float, free_bytes: int) -> PoolSize:
+    """As many as `memory_mb` of the host holds. ConfigError names what there is, or would do."""
+    asked_bytes = int(memory_mb * MB)
+    if asked_bytes > free_bytes:
+        raise ConfigError(
+            f"--kv-host-memory-mb {memory_mb:g} is more than the {free_bytes // MB} MB that are "
+            "free beside the model and its KV blocks; give less, or 0 for none"
+        )
+    if memory_mb and asked_bytes < size.block_bytes:
+        raise ConfigError(
+            f"--kv-host-memory-mb {memory_mb:g} holds no KV block: one of {size.block_size} tokens "
+            f"takes {_mb(size.block_bytes)} MB; give at least that, or 0 for none"
+        )
+    return replace(size, host_block_count=asked_bytes // size.block_bytes)
+
+
 def _mb(count_bytes: int) -> int:
     return -(-count_bytes // MB)
 
@@ -217,23 +238,57 @@ def _lines(path: Path) -> list[str]:
 def allocate_pages(
     config: ModelConfig, size: PoolSize, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """Zeroed pages. On the CPU the memory is taken from the system only as blocks are used.
-
-    There numpy asks Linux for large pages (2 MiB), as torch does not: a step reads blocks from all
-    over the pool. It begins with such a page: begun within one, the first block of each layer lay
-    in two where layers have a multiple of 2 MiB, and took both (46 MB more of 12 layers).
-    """
-    shape = (
-        config.groups.places,
-        2,
-        size.block_count,
-        config.kv_heads,
-        size.block_size,
-        config.head_dim,
-    )
+    """Zeroed pages. On the CPU the memory is taken from the system only as blocks are used."""
+    shape = (config.groups.places, 2, size.block_count, *_tile(config, size))
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    total = size.block_count * size.block_bytes
-    buffer = np.zeros(total + _ALIGN_BYTES, np.uint8)
+    return _of_the_host(size.block_count * size.block_bytes).view(dtype).view(shape)
+
+
+def take_host_blocks(
+    config: ModelConfig,
+    size: PoolSize,
+    dtype: torch.dtype,
+    memory_mb: float,
+    streams: DeviceStreams,
+) -> tuple[PoolSize, Tensor]:
+    """The pool with as many host blocks as `memory_mb` holds, and their memory.
+
+    After loading, and the pool was allocated. ConfigError: there is not so much, or too little.
+    """
+    free_bytes = free_memory_bytes()
+    if streams.device.type == "cpu":
+        # The pool is of the same memory, and has taken next to nothing of it yet.
+        free_bytes = max(0, free_bytes - size.block_count * size.block_bytes)
+    size = with_host_blocks(size, memory_mb, free_bytes)
+    host_blocks = allocate_host_blocks(config, size, dtype)
+    try:
+        streams.pin(host_blocks)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"--kv-host-memory-mb {memory_mb:g}: the GPU's driver does not pin so much of the "
+            f"host's memory ({error}); give less, or 0 for none"
+        ) from error
+    return size, host_blocks
+
+
+def allocate_host_blocks(config: ModelConfig, size: PoolSize, dtype: torch.dtype) -> Tensor:
+    """The memory is taken from the system as blocks are used, unless it is pinned."""
+    shape = (size.host_block_count, config.groups.places, 2, *_tile(config, size))
+    return _of_the_host(size.host_block_count * size.block_bytes).view(dtype).view(shape)
+
+
+def _tile(config: ModelConfig, size: PoolSize) -> tuple[int, int, int]:
+    return config.kv_heads, size.block_size, config.head_dim
+
+
+def _of_the_host(size_bytes: int) -> Tensor:
+    """Zeroed bytes.
+
+    numpy asks Linux for large pages (2 MiB), as torch does not: a step reads blocks from all over
+    the pool. They begin with such a page: begun within one, the first block of each layer lay in
+    two where layers have a multiple of 2 MiB, and took both (46 MB more of 12 layers).
+    """
+    buffer = np.zeros(size_bytes + _ALIGN_BYTES, np.uint8)
     offset = -buffer.ctypes.data % _ALIGN_BYTES
-    return torch.from_numpy(buffer[offset : offset + total]).view(dtype).view(shape)
+    return torch.from_numpy(buffer[offset : offset + size_bytes])

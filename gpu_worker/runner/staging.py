@@ -16,7 +16,7 @@ from gpu_worker.batch.step_types import AnyArray
 from gpu_worker.runner.device_streams import DeviceStreams
 
 ALIGN_BYTES: Final = 16
-# A plan and its first step: rows, block places, copies, the step, logits indices, who wants
+# A plan and its first step: rows, block places, swaps, copies, the step, logits indices, who wants
 # log-probabilities, of samples and of prompts.
 _BUFFERS: Final = 2 * 8
 

@@ -12,7 +12,14 @@ from typing import Final, Protocol, TypeVar
 
 import torch
 
-from gpu_worker.batch.step_types import AheadRunner, Flight, RowChanges, StepInputs, TokenMasks
+from gpu_worker.batch.step_types import (
+    AheadRunner,
+    BlockPairs,
+    Flight,
+    RowChanges,
+    StepInputs,
+    TokenMasks,
+)
 from gpu_worker.runner.device_streams import HostWaited
 from kernels import jit
 
@@ -90,9 +97,12 @@ class Watched:
     def clear(self) -> None:
         self._device.clear()
 
-    def apply(self, changes: RowChanges, copies: tuple[tuple[int, int], ...]) -> None:
-        what = f"changes of {len(changes.slots)} rows with {len(copies)} block copies"
-        self._watch(what, lambda: self._device.apply(changes, copies))
+    def apply(self, changes: RowChanges, swaps: BlockPairs, copies: BlockPairs) -> None:
+        what = (
+            f"changes of {len(changes.slots)} rows with {len(swaps)} block swaps and "
+            f"{len(copies)} copies"
+        )
+        self._watch(what, lambda: self._device.apply(changes, swaps, copies))
 
     def launch(self, step: StepInputs) -> Flight:
         what = f"a step of {step.row_count} rows with {step.token_count} tokens"

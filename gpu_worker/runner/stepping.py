@@ -67,6 +67,8 @@ class InTurns:
         self, plan: Plan, received_ns: int, report: Report, is_waiting: Callable[[], bool]
     ) -> None:
         counts = self._rows.apply(plan)
+        if plan.swaps:
+            self._runner.swap_blocks(plan.swaps)
         if plan.copies:
             self._runner.copy_blocks(plan.copies)
         ready_ns = received_ns
@@ -164,7 +166,7 @@ class OneAhead:
     ) -> None:
         counts = self._rows.apply(plan)
         with self._telling_if_lost():
-            self._runner.apply(self._rows.changes(plan), plan.copies)
+            self._runner.apply(self._rows.changes(plan), plan.swaps, plan.copies)
         self._ready_ns = received_ns
         launched: _Launched | None = self._launch(plan, 0, counts, report)
         # What was in the air until now is of an older plan.

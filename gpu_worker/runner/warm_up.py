@@ -87,8 +87,10 @@ def launch_seated(runner: GraphRunner, step: StepInputs) -> Callable[[], StepSam
         places=places,
         blocks=(np.arange(len(places)) % limits.block_count).astype(np.int32),
     )
-    # A copy too: a device loads what copies when the first is made.
-    runner.apply(seated, ((0, 0),))
+    # Swaps and a copy too: a device loads what copies when the first is made.
+    first_host_block = limits.block_count
+    out_and_in = ((0, first_host_block), (first_host_block, 0))
+    runner.apply(seated, out_and_in if limits.host_block_count else (), ((0, 0),))
     runner.finish()
     return lambda: runner.launch(replace(step, slots=slots)).result()
 

@@ -41,6 +41,7 @@ from gpu_worker.runner.kv_cache import (
     room_on_cpu,
     room_on_gpu,
     size_pool,
+    take_host_blocks,
 )
 from gpu_worker.runner.step_graphs import RECORDED_TOKENS_MAX, buckets_of
 from gpu_worker.runner.step_watch import CudaCounters, Watched
@@ -164,10 +165,13 @@ def _load(settings: WorkerSettings, timer: PhaseTimer) -> Loaded:
         decoder = Decoder(
             config, weights, pages, context_tokens=pool.context_tokens, kv_scales=scales
         )
+        pool, host_blocks = take_host_blocks(
+            config, pool, kv_dtype, sized.kv_host_memory_mb, streams
+        )
     grammars = grammar_masks(folder, config.vocab_size)
     limits = row_limits(sized, config, pool, reads_grammars=grammars is not None)
     with timer.phase("warm_up"):
-        runner = ready_runner(decoder, pages, limits, streams)
+        runner = ready_runner(decoder, pages, host_blocks, limits, streams)
         mixed = mixed_tokens(runner, limits, settings.mixed_step_s)
     return Loaded(
         runner=watched(runner, device) if is_watched else runner,
@@ -353,14 +357,18 @@ def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
 
 
 def ready_runner(
-    decoder: Decoder, pages: Tensor, limits: RowLimits, streams: DeviceStreams
+    decoder: Decoder,
+    pages: Tensor,
+    host_blocks: Tensor,
+    limits: RowLimits,
+    streams: DeviceStreams,
 ) -> ModelRunner | AheadRunner:
     """Warmed up. A GPU gets its steps ahead of the host; a CPU is the host."""
     if pages.device.type == "cpu":
-        in_turns = EagerRunner(decoder, pages)
+        in_turns = EagerRunner(decoder, pages, host_blocks)
         warm_up(in_turns.execute, limits)
         return in_turns
-    runner = GraphRunner(decoder, pages, limits, streams)
+    runner = GraphRunner(decoder, pages, limits, streams, host_blocks=host_blocks)
     make_ready(runner, lambda done, total: log.info("worker.recording", done=done, total=total))
     return runner
 
@@ -452,6 +460,7 @@ def row_limits(
         windows=config.groups.windows,
         reads_grammars=reads_grammars,
         slot_tokens=settings.slot_tokens_max,
+        host_block_count=pool.host_block_count,
     )
 
 

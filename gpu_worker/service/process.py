@@ -218,6 +218,7 @@ def describe(loaded: Loaded) -> Description:
         tokenizer_digest=loaded.tokenizer_digest,
         reads_grammars=limits.reads_grammars,
         slot_tokens_max=limits.slot_tokens,
+        host_block_count=limits.host_block_count,
     )
 
 
@@ -236,6 +237,7 @@ def _ready_fields(loaded: Loaded, description: Description, address: str) -> dic
             + (f"window {group.window_tokens}" if group.window_tokens else "all of it")
             for group in description.layer_groups
         ],
+        **({"kv_host": f"{pool.host_block_count} blocks"} if pool.host_block_count else {}),
         "kv_dtype": description.kv_dtype,
         "kv_mb": pool.block_count * pool.block_bytes // 1_000_000,
         "context_tokens": pool.context_tokens,

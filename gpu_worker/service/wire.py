@@ -62,6 +62,7 @@ def plan_from_proto(message: worker_service_pb2.Plan) -> Plan:
         joins=tuple(map(_join_from_proto, message.joins)),
         appends=_appends(message),
         replacements=_replacements(message),
+        swaps=_pairs("swap_sources, swap_targets", message.swap_sources, message.swap_targets),
         copies=_pairs("copy_sources, copy_targets", message.copy_sources, message.copy_targets),
         chunks=_pairs("chunk_slots, chunk_tokens", message.chunk_slots, message.chunk_tokens),
         slot_tokens_most=message.slot_tokens_most or 1,
@@ -219,6 +220,7 @@ def description_to_proto(description: Description) -> common_pb2.WorkerDescripti
         capabilities=common_pb2.Capabilities(
             plan_version=PLAN_VERSION,
             slot_tokens_max=description.slot_tokens_max,
+            host_block_count=description.host_block_count,
             features=[*FEATURES, *GRAMMARS] if description.reads_grammars else FEATURES,
             layer_groups=[
                 common_pb2.LayerGroup(

@@ -18,12 +18,16 @@ PREFIXES: Final = "blocks of equal prefixes are always reused"
 TOOLS: Final = "tools are always on, in the chat template's format: KAITEN_GATEWAY_TOOL_FORMAT"
 LORA: Final = "no LoRA yet: merge the adapter into the checkpoint"
 
-# Of vLLM, TGI and llama.cpp's llama-server, in this order.
+HOST_MEMORY: Final = "use --kv-host-memory-mb, in millions of bytes"
+
+# Of vLLM, SGLang, TGI and llama.cpp's llama-server, in this order.
 INSTEAD: Final[Mapping[str, str]] = {
     "--tensor-parallel-size": SPLIT,
     "--pipeline-parallel-size": SPLIT,
     "--quantization": "use --weight-dtype int8 or int4; quantized checkpoints are not read",
     "--kv-cache-memory-bytes": "use --kv-memory-mb, in millions of bytes",
+    "--swap-space": HOST_MEMORY,
+    "--kv-offloading-size": HOST_MEMORY,
     "--enable-prefix-caching": PREFIXES,
     "--no-enable-prefix-caching": PREFIXES,
     "--enable-chunked-prefill": CHUNKED,
@@ -39,6 +43,7 @@ INSTEAD: Final[Mapping[str, str]] = {
     "--lora-modules": LORA,
     "--uvicorn-log-level": "use --log-level",
     "--download-dir": "set HF_HOME in the environment",
+    "--hicache-size": HOST_MEMORY,
     "--model-id": "use --model, or the bare name",
     "--hostname": "use --host",
     "--quantize": "use --weight-dtype int8 or int4; quantized checkpoints are not read",

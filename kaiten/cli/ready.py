@@ -112,6 +112,7 @@ def rows(
     worker = facts.workers[0]
     blocks = sum(each.block_count for each in facts.workers)
     pool = f"{_counted(blocks, 'block')} × {worker.block_size}"
+    of_host = sum(each.capabilities.host_block_count for each in facts.workers)
     groups = worker.capabilities.layer_groups
     is_windowed = any(group.window_tokens for group in groups)
     if len(groups) > 1:
@@ -124,6 +125,7 @@ def rows(
         ("model", f"{facts.model.name} ({worker.architecture})"),
         ("dtype", f"{worker.dtype} on {worker.device}{count}"),
         ("KV pool", f"{pool} in {worker.kv_dtype}"),
+        *([("host memory", f"{_counted(of_host, 'KV block')} more")] if of_host else []),
         *([("a context", context_cost(facts))] if is_windowed else []),
         (
             "concurrency",

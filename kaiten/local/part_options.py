@@ -102,6 +102,10 @@ class WorkerOptions:
         ),
     ] = None
     kv_memory_mb: Annotated[int | None, Parameter(help="millions of bytes of each KV pool")] = None
+    kv_host_memory_mb: Annotated[
+        int | None,
+        Parameter(help="millions of bytes of the host for KV blocks that leave a pool; default: 0"),
+    ] = None
     kv_blocks: Annotated[
         int | None,
         Parameter(

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from pydantic import Field
 
-from gpu_worker.batch.step_types import Flight, RowChanges, StepInputs, StepSamples
+from gpu_worker.batch.step_types import BlockPairs, Flight, RowChanges, StepInputs, StepSamples
 from gpu_worker.runner.device_streams import CpuStreams, losing
 from gpu_worker.runner.eager_runner import EagerRunner
 from gpu_worker.runner.graph_runner import GraphRunner
@@ -50,9 +50,9 @@ class FailingDevice:
         self._raise_if_lost()
         self._device.clear()
 
-    def apply(self, changes: RowChanges, copies: tuple[tuple[int, int], ...]) -> None:
+    def apply(self, changes: RowChanges, swaps: BlockPairs, copies: BlockPairs) -> None:
         self._raise_if_lost()
-        self._device.apply(changes, copies)
+        self._device.apply(changes, swaps, copies)
 
     def launch(self, step: StepInputs) -> Flight:
         self._raise_if_lost()
@@ -96,8 +96,14 @@ def load_ahead(settings: WorkerSettings) -> Loaded:
     assert isinstance(settings, AheadSettings)
     loaded = load(settings)
     assert isinstance(loaded.runner, EagerRunner)
-    decoder, pages = loaded.runner._decoder, loaded.runner._pages
-    device = GraphRunner(decoder, pages, loaded.limits, CpuStreams())
+    runner = loaded.runner
+    device = GraphRunner(
+        runner._decoder,
+        runner._pages,
+        loaded.limits,
+        CpuStreams(),
+        host_blocks=runner._host_blocks,
+    )
     make_ready(device)
     failing = FailingDevice(device, settings)
     return replace(loaded, runner=failing, device_name="played by the CPU")

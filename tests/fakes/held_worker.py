@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from gpu_worker.batch.step_types import ModelRunner, StepInputs, StepSamples
+from gpu_worker.batch.step_types import BlockPairs, ModelRunner, StepInputs, StepSamples
 from gpu_worker.runner.eager_runner import EagerRunner
 from gpu_worker.service.loading import Loaded, load
 from gpu_worker.service.process import WorkerProcess
@@ -47,7 +47,10 @@ class HeldDevice:
         self._lock = settings.lock
         self._held_from = settings.held_from
 
-    def copy_blocks(self, pairs: tuple[tuple[int, int], ...]) -> None:
+    def swap_blocks(self, pairs: BlockPairs) -> None:
+        self._device.swap_blocks(pairs)
+
+    def copy_blocks(self, pairs: BlockPairs) -> None:
         self._device.copy_blocks(pairs)
 
     def execute(self, step: StepInputs) -> StepSamples:

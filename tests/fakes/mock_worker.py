@@ -29,6 +29,7 @@ from pydantic import Field
 from gpu_worker.batch.plans import Description
 from gpu_worker.batch.plans import StepResult as StepReport
 from gpu_worker.batch.step_types import (
+    BlockPairs,
     IntArray,
     PromptLogprobTokens,
     PromptTokenLogprobs,
@@ -37,7 +38,7 @@ from gpu_worker.batch.step_types import (
 )
 from gpu_worker.model.checkpoint import find_checkpoint
 from gpu_worker.model.config import read_config
-from gpu_worker.runner.kv_cache import room_on_cpu, size_pool
+from gpu_worker.runner.kv_cache import room_on_cpu, size_pool, with_host_blocks
 from gpu_worker.service import wire
 from gpu_worker.service.loading import Loaded, model_name, pool_request, row_limits
 from gpu_worker.service.process import WorkerProcess
@@ -85,9 +86,13 @@ class MockDevice:
     ) -> None:
         self._tokens_of = tokens_of
         self._delay_s = delay_s
+        self.swapped: list[tuple[int, int]] = []
         self.copied: list[tuple[int, int]] = []
 
-    def copy_blocks(self, pairs: tuple[tuple[int, int], ...]) -> None:
+    def swap_blocks(self, pairs: BlockPairs) -> None:
+        self.swapped += pairs
+
+    def copy_blocks(self, pairs: BlockPairs) -> None:
         self.copied += pairs
 
     def execute(self, step: StepInputs) -> StepSamples:
@@ -167,6 +172,7 @@ def load_mock(settings: WorkerSettings) -> Loaded:
     config = read_config(folder)
     # Nothing is allocated, so any pool fits.
     pool = size_pool(config, torch.float32, pool_request(settings), room_on_cpu(1 << 60))
+    pool = with_host_blocks(pool, settings.kv_host_memory_mb, 1 << 60)
 
     def is_held(step: StepInputs) -> bool:
         names = [] if settings.gates is None else os.listdir(settings.gates)

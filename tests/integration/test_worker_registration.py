@@ -258,6 +258,8 @@ async def test_sigterm_drains_and_exits(model: Path, tmp_path: Path) -> None:
         (("--model", "nowhere"), "no such folder"),
         (("--model", "{model}", "--slots", "64", "--step-tokens", "64"), "more than slots"),
         (("--model", "{model}", "--kv-memory-mb", "0.001"), "holds no KV block"),
+        (("--model", "{model}", "--kv-host-memory-mb", "0.001"), "0.001 holds no KV block"),
+        (("--model", "{model}", "--kv-host-memory-mb", "1e9"), "1e+09 is more than the"),
         (("--model", "{model}", "--modle", "x"), "Did you mean --model?"),
     ],
 )

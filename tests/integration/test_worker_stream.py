@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import grpc
 import numpy as np
@@ -206,6 +207,7 @@ async def test_a_repeated_plan_is_ignored(served: Served, device: GatedDevice) -
         (plan(1, membership_checksum=5), "membership checksum"),
         (plan(1, leaves=(0,)), "nobody is in it"),
         (plan(1, copies=((0, 64),)), "block 64 is not below 64"),
+        (plan(1, swaps=((0, 64),)), "this worker has no host blocks"),
         (with_leader(plan(1), Leader(epoch=2, nonce=7)), "another leader"),
     ],
 )
@@ -397,3 +399,12 @@ async def test_copies_come_before_the_first_step(served: Served, device: GatedDe
     await stream.send(plan(1, copies=((3, 5), (4, 6))))
     await stream.step()
     assert device.copied == [(3, 5), (4, 6)]
+
+
+async def test_swaps_come_before_the_first_step_in_their_order(device: GatedDevice) -> None:
+    async with serving(device, replace(LIMITS, host_block_count=2)) as served:
+        stream = await LeaderStream.open(served)
+        swaps = ((5, 64), (65, 5), (3, 64), (64, 7))
+        await stream.send(plan(1, swaps=swaps))
+        await stream.step()
+    assert device.swapped == [*swaps]

@@ -16,7 +16,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from gpu_worker.batch.plan_validation import RowLimits
-from gpu_worker.batch.plans import Plan, RowSampling, StepOutcome, StepResult
+from gpu_worker.batch.plans import BlockTable, Join, Plan, RowSampling, StepOutcome, StepResult
 from gpu_worker.batch.rows import Rows
 from gpu_worker.model.checkpoint import Checkpoint
 from gpu_worker.model.config import read_config
@@ -31,7 +31,12 @@ from gpu_worker.runner.device_streams import (
 )
 from gpu_worker.runner.eager_runner import EagerRunner
 from gpu_worker.runner.graph_runner import GraphRunner
-from gpu_worker.runner.kv_cache import PoolSize, allocate_pages, block_bytes
+from gpu_worker.runner.kv_cache import (
+    PoolSize,
+    allocate_host_blocks,
+    allocate_pages,
+    block_bytes,
+)
 from gpu_worker.runner.stepping import InTurns, OneAhead, Stepper
 from kernels.kv import fp8
 from kernels.linear.packed_linear import WeightDtype
@@ -109,33 +114,42 @@ class Model:
         return InTurns(Rows(self.limits), self.turn_device())
 
     def turn_device(self) -> EagerRunner:
-        return EagerRunner(*self.decoder())
+        return EagerRunner(*self.decoder(), self.host_blocks())
 
     def one_ahead(self) -> OneAhead:
         return OneAhead(Rows(self.limits), self.resident())
 
     def resident(self, streams: DeviceStreams | None = None) -> GraphRunner:
-        device = GraphRunner(*self.decoder(), self.limits, streams or streams_for(self.device))
+        streams, host_blocks = streams or streams_for(self.device), self.host_blocks()
+        streams.pin(host_blocks)
+        device = GraphRunner(*self.decoder(), self.limits, streams, host_blocks=host_blocks)
         device.record()
         return device
 
     def decoder(self) -> tuple[Decoder, torch.Tensor]:
-        limits = self.limits
-        pool = PoolSize(
-            block_count=limits.block_count,
-            block_size=limits.block_size,
-            block_bytes=block_bytes(self.config, limits.block_size, self.kv_dtype),
-            context_tokens=limits.context_tokens,
-        )
-        pages = allocate_pages(self.config, pool, self.kv_dtype, self.device)
+        pages = allocate_pages(self.config, self._pool, self.kv_dtype, self.device)
         decoder = Decoder(
             self.config,
             self.weights,
             pages,
-            context_tokens=limits.context_tokens,
+            context_tokens=self.limits.context_tokens,
             kv_scales=self.kv_scales,
         )
         return decoder, pages
+
+    def host_blocks(self) -> torch.Tensor:
+        return allocate_host_blocks(self.config, self._pool, self.kv_dtype)
+
+    @property
+    def _pool(self) -> PoolSize:
+        limits = self.limits
+        return PoolSize(
+            block_count=limits.block_count,
+            block_size=limits.block_size,
+            block_bytes=block_bytes(self.config, limits.block_size, self.kv_dtype),
+            context_tokens=limits.context_tokens,
+            host_block_count=limits.host_block_count,
+        )
 
 
 @dataclass
@@ -225,6 +239,50 @@ class ReplacingScheduler(LateScheduler):
                 for row, index, block in replaced
                 if id(row) in slots and self.running.get(slots[id(row)]) is row
             ),
+        )
+
+
+@dataclass
+class SwappingScheduler(LateScheduler):
+    """Keeps the full blocks of who is preempted in the host's memory until the row joins again.
+
+    What they leave is given away by the plan that swaps them out, also to who is swapped in by it.
+    """
+
+    # Of rows that wait, by sequence id.
+    kept: dict[int, list[int]] = field(default_factory=dict)
+    _swaps: list[tuple[int, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        first = self.limits.block_count
+        self._host_free = list(range(first, first + self.limits.host_block_count))
+
+    def preempt(self, slot: int) -> None:
+        row, before = self.running[slot], len(self.waiting)
+        super().preempt(slot)
+        if len(self.waiting) > before:
+            full = min(row.done // self.limits.block_size, len(self._host_free))
+            kept = self.kept[row.sequence_id] = [self._host_free.pop() for _ in range(full)]
+            self._swaps += zip(row.blocks, kept, strict=False)
+
+    def next_plan(self) -> Plan | None:
+        if (made := super().next_plan()) is None:
+            return None
+        swaps, self._swaps = self._swaps, []
+        return dataclasses.replace(made, swaps=tuple(swaps))
+
+    def _joins(self) -> list[Join]:
+        return [self._swapped_in(join) for join in super()._joins()]
+
+    def _swapped_in(self, join: Join) -> Join:
+        row, kept = self.running[join.slot], self.kept.pop(join.sequence_id, [])
+        row.blocks = [self._free.pop() for _ in kept]
+        row.done = len(kept) * self.limits.block_size
+        self._swaps += zip(kept, row.blocks, strict=True)
+        self._host_free += kept
+        return dataclasses.replace(
+            join, num_computed_tokens=row.done, block_tables=(BlockTable(tuple(row.blocks)),)
         )
 
 

@@ -65,6 +65,7 @@ def description(limits: RowLimits, boot_id: str = "boot") -> Description:
         slots_max=limits.slots,
         step_tokens_max=limits.step_tokens,
         mixed_tokens_max=limits.step_tokens,
+        host_block_count=limits.host_block_count,
     )
 
 
@@ -206,6 +207,8 @@ def plan_to_proto(plan: Plan) -> Any:
         replace_indices=[index for _, index, _, _ in plan.replacements],
         replace_blocks=[block for _, _, block, _ in plan.replacements],
         replace_groups=[group for _, _, _, group in plan.replacements],
+        swap_sources=_left(plan.swaps),
+        swap_targets=_right(plan.swaps),
         copy_sources=_left(plan.copies),
         copy_targets=_right(plan.copies),
         chunk_slots=_left(plan.chunks),

@@ -12,7 +12,7 @@ from gpu_worker.batch.drafts import NGRAM_MAX, NGRAM_MIN, PAUSE_TOKENS, STEP_TOK
 from gpu_worker.batch.plan_validation import RowLimits
 from gpu_worker.batch.plans import FinishReason, InvalidPlan, RowSampling, StepResult
 from gpu_worker.batch.rows import Rows
-from gpu_worker.batch.step_types import StepInputs, StepSamples
+from gpu_worker.batch.step_types import BlockPairs, StepInputs, StepSamples
 from gpu_worker.runner.stepping import InTurns
 from tests.support.mini_scheduler import MiniScheduler, checksum, plan, sampling
 
@@ -78,7 +78,10 @@ class Played:
         self.kv: dict[int, int] = {}
         self.drafted = self.steps = 0
 
-    def copy_blocks(self, pairs: tuple[tuple[int, int], ...]) -> None:
+    def swap_blocks(self, pairs: BlockPairs) -> None:
+        raise AssertionError("nobody swaps")
+
+    def copy_blocks(self, pairs: BlockPairs) -> None:
         raise AssertionError("nobody copies")
 
     def execute(self, step: StepInputs) -> StepSamples:

@@ -12,7 +12,13 @@ from gpu_worker.batch.rows import Rows
 from tests.support.mini_scheduler import checksum, plan, sampling
 
 LIMITS = RowLimits(
-    slots=4, context_tokens=20, step_tokens=8, block_size=4, block_count=10, vocab_size=50
+    slots=4,
+    context_tokens=20,
+    step_tokens=8,
+    block_size=4,
+    block_count=10,
+    vocab_size=50,
+    host_block_count=3,
 )
 
 
@@ -161,6 +167,12 @@ WRONG: list[tuple[Plan, str]] = [
     (after(replacements=((0, 0, 0, 0),)), "slot 0 already has block 0"),
     (after(join(), replacements=((1, 0, 3, 0),)), "is to be replaced with 0 tokens done"),
     (after(appends=((0, 2, 0),), replacements=((0, 0, 2, 0),)), "slot 0 already has block 2"),
+    (after(swaps=((1, 2),)), "block 1 to 2: exactly one of the two is a host block, from 10 on"),
+    (after(swaps=((10, 12),)), "block 10 to 12: exactly one of the two is a host block"),
+    (after(swaps=((0, 10), (12, 12))), "block 12 to 12: exactly one of the two is a host block"),
+    (after(swaps=((13, 1),)), "block 13 to 1: there are 10 blocks, and 3 host blocks from 10 on"),
+    (after(swaps=((1, 13),)), "block 1 to 13: there are 10 blocks"),
+    (after(swaps=((-1, 10),)), "block -1 to 10: there are 10 blocks"),
     (after(copies=((10, 1),)), "block 10 is not below 10"),
     (after(copies=((1, 10),)), "block 10 is not below 10"),
     (after(copies=((1, 3), (2, 3))), "two copies have the same target"),
@@ -190,6 +202,20 @@ def test_a_wrong_plan_is_refused_and_changes_nothing(wrong: Plan, said: str) -> 
         rows.apply(wrong)
     assert said in str(caught.value)
     assert state(rows) == before
+
+
+def test_swaps_may_follow_each_other_in_any_order() -> None:
+    """Unlike copies: a block may be written twice, or read and written."""
+    occupied().apply(after(swaps=((0, 12), (10, 0), (0, 10), (9, 12)), copies=((0, 2),)))
+
+
+def test_who_has_no_host_blocks_swaps_none() -> None:
+    rows = Rows(replace(LIMITS, host_block_count=0))
+    members = checksum([(1, 71)])
+    swapped = plan(1, joins=(join(),), membership_checksum=members, swaps=((0, 10),))
+    with pytest.raises(InvalidPlan, match=r"^swaps: this worker has no host blocks, and says so$"):
+        rows.apply(swapped)
+    rows.apply(replace(swapped, swaps=()))
 
 
 def test_a_lease_may_use_every_place_up_to_the_limit() -> None:

@@ -11,7 +11,7 @@ import pytest
 from gpu_worker.batch.plan_validation import RowLimits
 from gpu_worker.batch.plans import InvalidPlan, StepOutcome, StepResult
 from gpu_worker.batch.rows import Rows
-from gpu_worker.batch.step_types import RowChanges, StepInputs, StepSamples
+from gpu_worker.batch.step_types import BlockPairs, RowChanges, StepInputs, StepSamples
 from gpu_worker.runner.engine import Engine
 from tests.support.mini_scheduler import MiniScheduler, sampling
 
@@ -53,7 +53,7 @@ class _HeldDevice:
     def clear(self) -> None:
         pass
 
-    def apply(self, changes: RowChanges, copies: tuple[tuple[int, int], ...]) -> None:
+    def apply(self, changes: RowChanges, swaps: BlockPairs, copies: BlockPairs) -> None:
         pass
 
     def finish(self) -> None:

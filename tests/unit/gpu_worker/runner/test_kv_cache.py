@@ -1,5 +1,6 @@
 """The KV pool's size: what fits, what that means, and the sentence when it does not."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -8,15 +9,19 @@ import torch
 
 from gpu_worker.model.config import config_from_json
 from gpu_worker.model.model import ModelConfig
+from gpu_worker.runner import kv_cache
+from gpu_worker.runner.device_streams import CpuStreams, CudaStreams
 from gpu_worker.runner.kv_cache import (
     PoolRequest,
     Room,
+    allocate_host_blocks,
     allocate_pages,
     block_bytes,
     free_memory_bytes,
     room_on_cpu,
     room_on_gpu,
     size_pool,
+    with_host_blocks,
 )
 from kernels.kv import fp8
 from scheduler_svc.core.kv import KVManager
@@ -210,6 +215,112 @@ def test_pages_are_zero_aligned_and_of_the_layout(dtype: torch.dtype) -> None:
     assert pages.data_ptr() % (2 << 20) == 0
     assert pages.is_contiguous()
     assert not pages.float().any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, fp8.DTYPE])
+def test_a_host_block_is_one_run_of_bytes(dtype: torch.dtype) -> None:
+    pool = size_pool(CONFIG, dtype, request(kv_blocks=5), room_on_cpu(FREE))
+    pool = with_host_blocks(pool, 0.0131, FREE)
+    blocks = allocate_host_blocks(CONFIG, pool, dtype)
+    assert blocks.shape == (pool.host_block_count, 2, 2, 2, 16, 8)
+    assert blocks.dtype == dtype
+    assert blocks.is_contiguous()
+    assert blocks[0].nbytes == pool.block_bytes
+    assert not blocks.float().any()
+
+
+@pytest.mark.parametrize(
+    ("memory_mb", "blocks"), [(0, 0), (0.004096, 1), (0.008191, 1), (0.008192, 2), (10, 2441)]
+)
+def test_as_many_host_blocks_as_their_memory_holds(memory_mb: float, blocks: int) -> None:
+    pool = size(kv_blocks=5)
+    with_host = with_host_blocks(pool, memory_mb, 10_000_000)
+    assert with_host == dataclasses.replace(pool, host_block_count=blocks)
+
+
+@pytest.mark.parametrize(
+    ("memory_mb", "free_bytes", "said"),
+    [
+        (
+            12,
+            11_999_999,
+            "--kv-host-memory-mb 12 is more than the 11 MB that are free beside the model and its "
+            "KV blocks; give less, or 0 for none",
+        ),
+        (
+            0.004,
+            FREE,
+            "--kv-host-memory-mb 0.004 holds no KV block: one of 16 tokens takes 1 MB; give at "
+            "least that, or 0 for none",
+        ),
+        (0.0000001, FREE, "--kv-host-memory-mb 1e-07 holds no KV block"),
+        (0.001, 0, "--kv-host-memory-mb 0.001 is more than the 0 MB that are free"),
+    ],
+)
+def test_host_memory_that_is_not_there_or_too_little(
+    memory_mb: float, free_bytes: int, said: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        with_host_blocks(size(), memory_mb, free_bytes)
+    assert str(caught.value).startswith(said)
+
+
+class Gpu(CpuStreams):
+    """Its host memory is apart from the pool, and pinned."""
+
+    def __init__(self, refusal: str = "") -> None:
+        super().__init__()
+        self.device = torch.device("cuda:0")
+        self.pinned: list[torch.Tensor] = []
+        self._refusal = refusal
+
+    def pin(self, memory: torch.Tensor) -> None:
+        if self._refusal:
+            raise RuntimeError(self._refusal)
+        self.pinned.append(memory)
+
+
+def test_the_pool_of_a_cpu_is_of_the_same_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    # 20 KV blocks of 4096 bytes.
+    pool = size(kv_blocks=20)
+    monkeypatch.setattr(kv_cache, "free_memory_bytes", lambda: 100_000)
+    taken, blocks = kv_cache.take_host_blocks(CONFIG, pool, torch.float32, 0.018, CpuStreams())
+    assert (taken.host_block_count, len(blocks)) == (4, 4)
+    with pytest.raises(ConfigError, match=r"0\.019 is more than the 0 MB that are free beside"):
+        kv_cache.take_host_blocks(CONFIG, pool, torch.float32, 0.019, CpuStreams())
+    monkeypatch.setattr(kv_cache, "free_memory_bytes", lambda: 1)
+    assert not len(kv_cache.take_host_blocks(CONFIG, pool, torch.float32, 0, CpuStreams())[1])
+    gpu = Gpu()
+    monkeypatch.setattr(kv_cache, "free_memory_bytes", lambda: 100_000)
+    taken, blocks = kv_cache.take_host_blocks(CONFIG, pool, torch.float32, 0.1, gpu)
+    assert taken.host_block_count == 24
+    assert gpu.pinned == [blocks]
+    assert blocks.device.type == "cpu"
+
+
+def test_a_driver_that_pins_no_more_is_a_sentence() -> None:
+    said = r"^--kv-host-memory-mb 1: the GPU's driver does not pin .*\(out of memory \(2\)\); give"
+    with pytest.raises(ConfigError, match=said):
+        kv_cache.take_host_blocks(
+            CONFIG, size(), torch.float32, 1, Gpu(refusal="out of memory (2)")
+        )
+
+
+def test_a_gpu_pins_by_its_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exactly so many bytes; nothing where there are none."""
+    registered: list[tuple[int, ...]] = []
+
+    class Driver:
+        def cudaHostRegister(self, *asked: int) -> int:
+            registered.append(asked)
+            return 0
+
+    monkeypatch.setattr(torch.cuda, "cudart", Driver)
+    monkeypatch.setattr(torch.cuda, "check_error", lambda code: code)
+    cuda, memory = object.__new__(CudaStreams), torch.empty(3, 5)
+    cuda.pin(memory[:0])
+    cuda.pin(memory)
+    assert registered == [(memory.data_ptr(), 60, 0)]
 
 
 def test_free_memory_is_a_plausible_number() -> None:

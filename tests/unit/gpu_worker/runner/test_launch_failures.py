@@ -16,7 +16,14 @@ from structlog.testing import capture_logs
 from gpu_worker.batch.plan_validation import RowLimits
 from gpu_worker.batch.plans import Plan, StepResult
 from gpu_worker.batch.rows import Rows
-from gpu_worker.batch.step_types import DeviceLost, Flight, RowChanges, StepInputs, StepSamples
+from gpu_worker.batch.step_types import (
+    BlockPairs,
+    DeviceLost,
+    Flight,
+    RowChanges,
+    StepInputs,
+    StepSamples,
+)
 from gpu_worker.runner.device_streams import CpuStreams, CudaStreams, NotRecorded, _Fetching
 from gpu_worker.runner.engine import Engine
 from gpu_worker.runner.graph_runner import GraphRunner
@@ -48,9 +55,9 @@ class Refusing:
         self._raise_if_lost()
         self._device.clear()
 
-    def apply(self, changes: RowChanges, copies: tuple[tuple[int, int], ...]) -> None:
+    def apply(self, changes: RowChanges, swaps: BlockPairs, copies: BlockPairs) -> None:
         self._raise_if_lost()
-        self._device.apply(changes, copies)
+        self._device.apply(changes, swaps, copies)
 
     def launch(self, step: StepInputs) -> Flight:
         if (error := self._refusal(step)) is not None:

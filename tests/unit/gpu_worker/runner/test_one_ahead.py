@@ -4,22 +4,38 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpu_worker.batch.plan_validation import RowLimits
 from gpu_worker.batch.plans import RowSampling
+from gpu_worker.batch.rows import Rows
 from gpu_worker.batch.step_types import StepInputs
 from gpu_worker.runner.dummy_steps import largest_step
 from gpu_worker.runner.step_graphs import graph_sizes
+from gpu_worker.runner.stepping import InTurns, OneAhead
 from gpu_worker.runner.warm_up import warm_up
 from kernels import dispatch
-from tests.support.ahead import LateScheduler, Model, ReplacingScheduler, play, replay
-from tests.support.mini_scheduler import MiniScheduler, sampling
+from tests.support.ahead import (
+    LateScheduler,
+    Model,
+    ReplacingScheduler,
+    SwappingScheduler,
+    play,
+    replay,
+)
+from tests.support.mini_scheduler import MiniScheduler, plan, sampling
 from tests.support.random_model import write_random_model
 
 LIMITS = RowLimits(
-    slots=5, context_tokens=40, step_tokens=24, block_size=4, block_count=32, vocab_size=97
+    slots=5,
+    context_tokens=40,
+    step_tokens=24,
+    block_size=4,
+    block_count=32,
+    vocab_size=97,
+    host_block_count=24,
 )
 QWEN3 = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "head_dim": 16}
 
@@ -127,6 +143,51 @@ def test_replaced_blocks_change_no_token(
     assert replacing.outputs == plain.outputs
     assert replacing.reasons == plain.reasons
     replay(model.one_ahead(), played, lambda: data.draw(st.booleans()))
+
+
+def test_who_is_swapped_out_and_in_goes_on_as_if_nothing_was(model: Model) -> None:
+    plain = LateScheduler(LIMITS, lease_steps=2)
+    swapping = SwappingScheduler(LIMITS, lease_steps=2)
+    for scheduler in (plain, swapping):
+        for index, length in enumerate((17, 9, 20, 13, 5, 16, 11)):
+            prompt = [(11 * index + 3 * at) % 90 for at in range(length)]
+            scheduler.submit(prompt, sampling(max_tokens=16, temperature=0.8, seed=index))
+    turns = iter(range(1 << 30))
+
+    def preempt_somebody() -> None:
+        # Two at a time: one joins again with the very plan.
+        if (turn := next(turns)) % 3 == 2 and swapping.running:
+            for at in range(2):
+                swapping.preempt(sorted(swapping.running)[(turn + at) % len(swapping.running)])
+
+    play(model.in_turns(), plain, lambda: 8)
+    played = play(model.in_turns(), swapping, lambda: 8, preempt_somebody)
+    assert swapping.outputs == plain.outputs
+    # Some prompt is not computed again, and some block is given away as it is swapped out.
+    swaps = [item.plan.swaps for item in played]
+    first = LIMITS.block_count
+    assert sum(source >= first for each in swaps for source, _ in each) > 8
+    assert any(
+        {out for out, _ in each} & {into for _, into in each if into < first} for each in swaps
+    )
+    replay(model.one_ahead(), played, lambda: False)
+    replay(model.one_ahead(), played, lambda: True)
+
+
+def test_swaps_come_before_copies(model: Model) -> None:
+    """A block may be copied that the same plan swaps in."""
+    eager, ahead = model.turn_device(), model.resident()
+    for stepper, pages, host_blocks in (
+        (InTurns(Rows(LIMITS), eager), eager._pages, eager._host_blocks),
+        (OneAhead(Rows(LIMITS), ahead), ahead._copies._pages, ahead._copies._host_blocks),
+    ):
+        assert host_blocks is not None
+        host_blocks[3].fill_(7)
+        swaps = ((LIMITS.block_count + 3, 0),)
+        stepper.run(plan(1, swaps=swaps, copies=((0, 9),)), 0, lambda _: None, lambda: False)
+        stepper.land()
+        for block in (0, 9):
+            assert torch.equal(pages[:, :, block], host_blocks[3])
 
 
 def test_who_decodes_sits_out_while_there_are_prompts(model: Model) -> None:

@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 from gpu_worker.batch.plan_validation import RowLimits
 from gpu_worker.batch.plans import StepResult
 from gpu_worker.batch.rows import Rows
-from gpu_worker.batch.step_types import AheadRunner, RowChanges, StepInputs
+from gpu_worker.batch.step_types import AheadRunner, BlockPairs, RowChanges, StepInputs
 from gpu_worker.runner.device_streams import CpuStreams, HostWaited, _wait_for
 from gpu_worker.runner.dummy_steps import step_of
 from gpu_worker.runner.engine import Engine
@@ -89,8 +89,8 @@ class Misbehaving:
     def clear(self) -> None:
         self._device.clear()
 
-    def apply(self, changes: RowChanges, copies: tuple[tuple[int, int], ...]) -> None:
-        self._device.apply(changes, copies)
+    def apply(self, changes: RowChanges, swaps: BlockPairs, copies: BlockPairs) -> None:
+        self._device.apply(changes, swaps, copies)
         if copies:
             self._beside()
 
@@ -177,9 +177,11 @@ def test_a_plan_s_changes_are_watched_too(model: Model) -> None:
     assert plan is not None
     rows.apply(plan)
     changes = rows.changes(plan)
-    device.apply(changes, ())
-    with pytest.raises(StepViolation, match="changes of 3 rows with 1 block copies: asked"):
-        device.apply(changes, ((0, 1),))
+    device.apply(changes, (), ())
+    with pytest.raises(
+        StepViolation, match="changes of 3 rows with 0 block swaps and 1 copies: asked"
+    ):
+        device.apply(changes, (), ((0, 1),))
 
 
 def test_a_violation_ends_the_worker_and_fails_no_row(model: Model) -> None:

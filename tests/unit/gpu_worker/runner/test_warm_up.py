@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from gpu_worker.batch.plan_validation import RowLimits
 from gpu_worker.batch.rows import Rows
-from gpu_worker.batch.step_types import StepInputs
+from gpu_worker.batch.step_types import BlockPairs, StepInputs
 from gpu_worker.runner.device_streams import CpuStreams, CudaStreams
 from gpu_worker.runner.dummy_steps import largest_step, worst_step
 from gpu_worker.runner.engine import Engine
@@ -29,7 +29,13 @@ from tests.support.mini_scheduler import MiniScheduler, sampling
 from tests.support.random_model import write_random_model
 
 LIMITS = RowLimits(
-    slots=4, context_tokens=64, step_tokens=40, block_size=4, block_count=32, vocab_size=97
+    slots=4,
+    context_tokens=64,
+    step_tokens=40,
+    block_size=4,
+    block_count=32,
+    vocab_size=97,
+    host_block_count=2,
 )
 
 
@@ -39,7 +45,10 @@ class Recording:
     def __init__(self) -> None:
         self.steps: list[StepInputs] = []
 
-    def copy_blocks(self, pairs: tuple[tuple[int, int], ...]) -> None:
+    def swap_blocks(self, pairs: BlockPairs) -> None:
+        raise AssertionError("nobody has blocks")
+
+    def copy_blocks(self, pairs: BlockPairs) -> None:
         raise AssertionError("nobody has blocks")
 
     def execute(self, step: StepInputs) -> Any:
@@ -157,9 +166,18 @@ def test_ready_is_who_has_run_the_worst_step_and_forgot_it(
         copy(sources, targets)
 
     monkeypatch.setattr(device._copies, "copy", noted)
+    swapped: list[BlockPairs] = []
+    swap = device._copies.swap
+
+    def noted_swap(pairs: BlockPairs, own: torch.Tensor) -> None:
+        swapped.append(pairs)
+        swap(pairs, own)
+
+    monkeypatch.setattr(device._copies, "swap", noted_swap)
     make_ready(device)
-    # What copies blocks is loaded, too.
+    # What copies blocks and what swaps them is loaded, too.
     assert copied == [([0], [0])]
+    assert swapped == [((0, 32), (32, 0))]
     assert attention.steps[-1] == ([37, 1, 1, 1], [64] * 4)
     assert not device.rows.state.is_live.any()
     answers = []
@@ -197,7 +215,7 @@ def test_no_buffer_is_pinned_after_the_start(model: Model) -> None:
             return super().host_buffer(size_bytes)
 
     streams = Counting()
-    device = GraphRunner(*model.decoder(), LIMITS, streams)
+    device = GraphRunner(*model.decoder(), LIMITS, streams, host_blocks=model.host_blocks())
     before = streams.pinned
     make_ready(device)
     scheduler = MiniScheduler(LIMITS, lease_steps=3)

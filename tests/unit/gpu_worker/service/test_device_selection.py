@@ -218,6 +218,8 @@ def test_settings_from_flags() -> None:
     read = settings("--scheduler", "a:1,b:2", "--kv-memory-mb", "12.5", "--slots", "8")
     assert read.scheduler == ("a:1", "b:2")
     assert (read.kv_memory_mb, read.kv_blocks, read.slots) == (12.5, None, 8)
+    assert read.kv_host_memory_mb == 0
+    assert settings("--kv-host-memory-mb", "2000").kv_host_memory_mb == 2000
 
 
 @pytest.mark.parametrize(
@@ -231,6 +233,7 @@ def test_settings_from_flags() -> None:
         (("--step-tokens", "4", "--num-speculative-tokens", "3"), "slots (1) times"),
         (("--num-speculative-tokens", "16"), "less than or equal to 15"),
         (("--kv-blocks", "4", "--kv-memory-mb", "4"), "exclude each other"),
+        (("--kv-host-memory-mb", "-1"), "kv_host_memory_mb"),
         (("--dtype", "fp8"), "'bf16'"),
         (("--weight-dtype", "int3"), "'int8', 'int4' or 'int4_asym'"),
         (("--kv-dtype", "fp16"), "'auto', 'bf16' or 'fp8'"),

@@ -13,12 +13,14 @@ import torch
 from structlog.testing import capture_logs
 
 from gpu_worker.runner.device_streams import CudaStreams
-from gpu_worker.service import loading
+from gpu_worker.runner.eager_runner import EagerRunner
+from gpu_worker.service import loading, process
 from gpu_worker.service.loading import PhaseTimer, choose_kernels, load
 from gpu_worker.settings import WorkerSettings
 from kernels import jit, native
 from kernels.cpp import build as binaries
 from service_kit.errors import ConfigError
+from tests.support.random_model import write_random_model
 
 
 def test_a_wrong_folder_is_refused_before_a_minute_of_compiling(
@@ -27,6 +29,29 @@ def test_a_wrong_folder_is_refused_before_a_minute_of_compiling(
     monkeypatch.setattr(native, "build", lambda **_: pytest.fail("compiles for nothing"))
     with pytest.raises(ConfigError, match=r"has no config\.json"):
         load(WorkerSettings(model=str(tmp_path), device="cpu", threads=1))
+
+
+def test_host_blocks_are_announced_and_in_the_ready_line(tmp_path: Path) -> None:
+    model = str(write_random_model(tmp_path / "tiny", seed=3))
+    told = []
+    for memory_mb in (0, 0.02):
+        loaded = load(
+            WorkerSettings(
+                model=model,
+                device="cpu",
+                threads=1,
+                slots=2,
+                kv_blocks=9,
+                kv_host_memory_mb=memory_mb,
+            )
+        )
+        known = process.describe(loaded)
+        ready = process._ready_fields(loaded, known, "a:1")
+        told.append((known.host_block_count, ready.get("kv_host")))
+    # Of 4096 bytes each.
+    assert told == [(0, None), (4, "4 blocks")]
+    assert isinstance(loaded.runner, EagerRunner)
+    loaded.runner.swap_blocks(((0, 12), (12, 1)))
 
 
 GPU = torch.device("cuda:0")

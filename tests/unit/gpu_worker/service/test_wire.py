@@ -1,5 +1,6 @@
 """What crosses the wire comes out as it went in."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -69,6 +70,7 @@ plans = st.builds(
     joins=st.lists(joins, max_size=3).map(tuple),
     appends=st.lists(st.tuples(u32, u32, u32), max_size=4).map(tuple),
     replacements=st.lists(st.tuples(u32, u32, u32, u32), max_size=3).map(tuple),
+    swaps=pairs,
     copies=pairs,
     chunks=pairs,
     slot_tokens_most=st.integers(1, 256),
@@ -87,6 +89,7 @@ def test_a_plan_round_trips(plan: Plan) -> None:
     [
         {"append_slots": [1], "append_blocks": []},
         {"copy_sources": [1], "copy_targets": [1, 2]},
+        {"swap_sources": [1, 2], "swap_targets": [1]},
         {"chunk_slots": [], "chunk_tokens": [3]},
         {"replace_slots": [1], "replace_indices": [], "replace_blocks": [1]},
         {"replace_slots": [1], "replace_indices": [2], "replace_blocks": []},
@@ -204,3 +207,10 @@ def test_every_field_of_the_description_is_sent() -> None:
     message = wire.description_to_proto(description(LIMITS))
     assert message.DESCRIPTOR is common_pb2.WorkerDescription.DESCRIPTOR
     assert len(message.ListFields()) == len(message.DESCRIPTOR.fields)
+
+
+@pytest.mark.parametrize("count", [0, 7])
+def test_host_blocks_are_announced(count: int) -> None:
+    limits = replace(LIMITS, host_block_count=count)
+    message = wire.description_to_proto(description(limits))
+    assert message.capabilities.host_block_count == count

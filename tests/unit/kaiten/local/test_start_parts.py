@@ -355,6 +355,14 @@ def test_the_box_adds_up(tmp_path: Path) -> None:
     assert "a context" not in shown
 
 
+def test_the_box_names_host_blocks_where_there_are_any(tmp_path: Path) -> None:
+    some, stack = facts(), plan_stack(options(tmp_path))
+    assert "host memory" not in dict(ready.rows(stack, some, {}, has_keys=False))
+    some.workers[0].capabilities.host_block_count = 30
+    shown = dict(ready.rows(stack, some, {}, has_keys=False))
+    assert shown["host memory"] == "60 KV blocks more"
+
+
 def test_the_box_says_what_a_context_costs_by_layer_group(tmp_path: Path) -> None:
     some = facts()
     groups = [(0, 4, 32), (10, 4, 6), (10, 2, 6)]
