@@ -36,6 +36,8 @@ class WorkerLoad(NamedTuple):
     kv_places: int
     kv_places_held: int
     kv_tokens: int
+    host_kv_blocks: int
+    host_kv_blocks_used: int
     heartbeat_age_s: float
 
 
@@ -143,6 +145,8 @@ def _workers(
                 kv_places=kv.block_count * size,
                 kv_places_held=(kv.block_count - kv.free_count) * size,
                 kv_tokens=sum(s.num_computed_tokens for s in worker.members),
+                host_kv_blocks=worker.spec.host_block_count,
+                host_kv_blocks_used=worker.kv.host_used,
                 heartbeat_age_s=silent / 1e9,
             ),
         )

@@ -65,6 +65,12 @@ WORKER_GAUGES: Final[Mapping[str, tuple[str, str, Callable[[WorkerLoad], Number]
     "worker_kv_places": ("", "tokens that a worker's KV blocks hold", attrgetter("kv_places")),
     "worker_kv_places_held": ("", "of those, in blocks of sequences", attrgetter("kv_places_held")),
     "worker_kv_tokens": ("", "computed tokens of its sequences", attrgetter("kv_tokens")),
+    "worker_host_kv_blocks": ("", "KV blocks in host memory", attrgetter("host_kv_blocks")),
+    "worker_host_kv_blocks_used": (
+        "",
+        "of those, the ones that hold something",
+        attrgetter("host_kv_blocks_used"),
+    ),
     "worker_heartbeat_age": (
         "s",
         "since a worker was heard of, as far as we were listening",
@@ -169,7 +175,16 @@ class Meters:
         counts["budget_tokens"] += budget
         counts["budget_tokens_used"] += used
         hits = sum(join.num_computed_tokens for join in plan.joins)
-        self._of_workers.planned(worker, budget, used, hits)
+        swapped_in = sum(source >= spec.block_count for source, _ in plan.swaps)
+        swapped_out = len(plan.swaps) - swapped_in
+        self._of_workers.planned(
+            worker,
+            budget_tokens=budget,
+            budget_tokens_used=used,
+            prefix_hit_tokens=hits,
+            kv_blocks_swapped_out=swapped_out,
+            kv_blocks_swapped_in=swapped_in,
+        )
 
     def stepped(self, timings: StepTimings) -> None:
         """A step was booked."""

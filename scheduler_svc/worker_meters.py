@@ -13,6 +13,8 @@ COUNTS: Final = {
     "budget_tokens": "that first steps of a worker's plans might have computed",
     "budget_tokens_used": "of those, the ones that plans gave to somebody",
     "prefix_hit_tokens": "found in a worker's prefix cache by those who joined it",
+    "kv_blocks_swapped_out": "cached blocks copied to a worker's host memory, as others took them",
+    "kv_blocks_swapped_in": "of those, the ones that were found there and copied back",
 }
 
 
@@ -31,13 +33,10 @@ class WorkerMeters:
         what = "times that somebody was not scheduled on a worker"
         counter("kaiten.worker_passed_over", read, "", what)
 
-    def planned(self, worker: str, budget: int, used: int, hits: int) -> None:
-        """A plan was made for the worker at this address, in tokens."""
+    def planned(self, worker: str, **counts: int) -> None:
+        """A plan was made for the worker at this address; each of `COUNTS`."""
         if self._is_told(worker):
-            counts = self._counts[worker]
-            counts["budget_tokens"] += budget
-            counts["budget_tokens_used"] += used
-            counts["prefix_hit_tokens"] += hits
+            self._counts[worker].update(counts)
 
     def passed_over(self, worker: str, stage: str, reason: str) -> None:
         """Somebody was, by a stage of its planner."""

@@ -144,10 +144,15 @@ def _worker(worker: WatchedWorker, theirs: Sequence[LiveSequence]) -> str:
         f"{plan.plan_id} ({plan.steps_answered} of {plan.lease_steps} steps)"
         for plan in worker.plans
     )
+    host = (
+        f", {worker.host_blocks_used} of {worker.host_block_count} in host memory used"
+        if worker.host_block_count
+        else ""
+    )
     running = sum(one.place.state == SequenceState.SEQUENCE_STATE_RUNNING for one in theirs)
     return (
         f"worker {worker.address or worker.worker_id}  {running} of {worker.slots_max} slots  "
-        f"{worker.blocks_free} of {worker.block_count} blocks free  plans {plans or 'none'}"
+        f"{worker.blocks_free} of {worker.block_count} blocks free{host}  plans {plans or 'none'}"
         + "".join(f"  {state}" for state in states_of(worker))
     )
 

@@ -168,7 +168,7 @@ def test_the_core_is_small_and_imports_one_way() -> None:
     }
     texts = {name: path.read_text() for name, path in modules.items()}
     assert max(text.count("\n") for text in texts.values()) <= 350
-    assert sum(map(code_lines, texts.values())) <= 3062
+    assert sum(map(code_lines, texts.values())) <= 3064
     below = {name: imported(path) & modules.keys() for name, path in modules.items()}
     while ground := {name for name, names in below.items() if not names}:
         below = {name: names - ground for name, names in below.items() if name not in ground}

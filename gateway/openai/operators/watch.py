@@ -66,6 +66,9 @@ class LiveWorker(Struct, kw_only=True):
     cached_blocks: str
     step_tokens_max: Count
     mixed_tokens_max: Count
+    # In its host memory, for cached blocks that had to go; and those of them that hold something.
+    host_block_count: Count
+    host_blocks_used: Count
 
 
 class LiveIdentity(Struct, kw_only=True):
@@ -170,6 +173,8 @@ class LiveStep(Struct, kw_only=True, omit_defaults=True):
     blocks_evicted: Count = 0
     blocks_shared: Count = 0
     blocks_freed: Count = 0
+    blocks_swapped_out: Count = 0
+    blocks_swapped_in: Count = 0
     # By the cost model when it was planned; left out: it knew nothing yet.
     expected_us: Count = 0
     is_graph: bool = False
@@ -292,6 +297,8 @@ def _worker(said: watch_pb2.WatchedWorker) -> LiveWorker:
         cached_blocks=b64encode(said.cached_blocks).decode(),
         step_tokens_max=said.step_tokens_max,
         mixed_tokens_max=said.mixed_tokens_max,
+        host_block_count=said.host_block_count,
+        host_blocks_used=said.host_blocks_used,
     )
 
 
@@ -330,6 +337,8 @@ def _step(said: watch_pb2.WatchedStep) -> LiveStep:
         blocks_evicted=said.blocks_evicted,
         blocks_shared=said.blocks_shared,
         blocks_freed=said.blocks_freed,
+        blocks_swapped_out=said.blocks_swapped_out,
+        blocks_swapped_in=said.blocks_swapped_in,
         expected_us=said.expected_us,
         is_graph=said.is_graph,
     )

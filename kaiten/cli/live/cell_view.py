@@ -173,7 +173,8 @@ def worker_rows(core: LiveCore) -> Iterator[Row]:
                 name_of(core, worker.worker_id),
                 f"{used}/{worker.slots_max}",
                 bar(used, worker.slots_max),
-                f"{held}/{worker.block_count}",
+                f"{held}/{worker.block_count}"
+                + (f" +{worker.host_blocks_used} host" if worker.host_block_count else ""),
                 bar(held, worker.block_count),
                 ", ".join(f"{p.plan_id}: {p.steps_answered}/{p.lease_steps}" for p in worker.plans),
                 ", ".join(["takes more"] * takes_more(worker) + states_of(worker)),

@@ -241,7 +241,7 @@ def looked(some: Timed) -> Load:
 
 
 def test_what_is_told_of_workers_and_tenants() -> None:
-    some = Timed(spec(slots=2, blocks=30, block_size=4))
+    some = Timed(spec(slots=2, blocks=30, block_size=4, host_blocks=7))
     for number in (1, 2, 3):
         some.submit(number, 10, 20, said=20)
     some.run(10**7)
@@ -253,6 +253,7 @@ def test_what_is_told_of_workers_and_tenants() -> None:
     (address, worker) = next(iter(told.workers.items()))
     assert address == "host:1"
     assert (worker.slots, worker.slots_used, worker.kv_places) == (2, 2, 120)
+    assert (worker.host_kv_blocks, worker.host_kv_blocks_used) == (7, 0)
     assert worker.heartbeat_age_s == 0.25
     assert 20 <= worker.kv_tokens <= worker.kv_places_held <= 120
 

@@ -95,7 +95,7 @@ def test_workers_that_are_gone_make_room_and_the_others_are_told_apart(
     told = Told()
     meters = WorkerMeters(told, lambda: here)
     for worker in ("a:1", "b:1", "c:1", "a:1"):
-        meters.planned(worker, budget=10, used=4, hits=3)
+        meters.planned(worker, budget_tokens=10, budget_tokens_used=4, prefix_hit_tokens=3)
         meters.passed_over(worker, "admit", "blocks")
     assert told.now("kaiten.worker_budget_tokens") == {("a:1",): 20, ("b:1",): 10}
     assert told.now("kaiten.worker_budget_tokens_used") == {("a:1",): 8, ("b:1",): 4}
@@ -115,6 +115,17 @@ def test_what_joins_a_worker_with_a_known_prefix_is_counted_there() -> None:
         assert told.now("kaiten.worker_prefix_hit_tokens") == {("w:1",): hits}
         cell.step()
         cell.finish()
+
+
+def test_what_goes_to_host_memory_and_comes_back_is_counted() -> None:
+    cell, told = Cell(spec(blocks=8, host_blocks=9)), Told()
+    meters = Meters(told)
+    for prompt in (range(17), range(100, 132), range(17)):
+        cell.submit(tuple(prompt), 1)
+        meters.planned("w:1", cell.must_plan(), (), cell.worker().spec)
+        cell.finish()
+    assert told.now("kaiten.worker_kv_blocks_swapped_out") == {("w:1",): 4 + 5}
+    assert told.now("kaiten.worker_kv_blocks_swapped_in") == {("w:1",): 4}
 
 
 def test_a_preemption_is_for_want_of_blocks_and_who_gives_way_is_none() -> None:

@@ -273,7 +273,7 @@ class Story {
       track.push({at: step.answered_unix_ms, stepUs: step.step_us, plan: step.plan_id, step: step.step, tokens: step.tokens,
         // A plan that was made while nobody watched says nothing of this.
         free: step.lease_steps ? step.blocks_free ?? 0 : null, waiting: step.lease_steps ? step.waiting ?? 0 : null, budget: step.budget_tokens || worker?.step_tokens_max || 0, lease: step.lease_steps || 0,
-        cached: step.cached_tokens || 0, blocks: ["allocated", "evicted", "shared", "freed"].map((name) => step[`blocks_${name}`] || 0),
+        cached: step.cached_tokens || 0, blocks: ["allocated", "evicted", "shared", "freed", "swapped_out", "swapped_in"].map((name) => step[`blocks_${name}`] || 0),
         expectedUs: step.expected_us || 0, isGraph: !!step.is_graph, whys: step.preempted_whys || []}, chunks,
         new Set(step.tokenless_slots), step.finished_slots || [], step.preempted_sequence_ids || [], this.heat);
     }

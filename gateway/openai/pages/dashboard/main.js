@@ -96,8 +96,8 @@ function words(hit) {
     lines.push(`slot ${hit.slot}: ${owner ? `${one.id ? nameOf(one) : `sequence ${one.sequenceId}`}, ${["idle", "decode", "prefill", "prefill and first token", "sits out"][kind & KIND]}${chunk ? ` of ${chunk} tokens` : ""}${kind & FINISHED ? ", ended" : ""}${kind & PREEMPTED ? ", preempted" : ""}` : "idle"}`);
   }
   if (column.free !== null && column.free !== undefined) lines.push(`${column.free} blocks free, ${column.waiting} waiting`);
-  const [taken, evicted, shared, freed] = column.blocks || [0, 0, 0, 0];
-  if (taken || shared || freed) lines.push(`blocks: ${taken} taken${evicted ? ` (${evicted} evicted)` : ""}, ${shared} from the cache${column.cached ? ` (${column.cached} tokens)` : ""}, ${freed} given back`);
+  const [taken, evicted, shared, freed, out, back] = column.blocks || [0, 0, 0, 0, 0, 0];
+  if (taken || shared || freed) lines.push(`blocks: ${taken} taken${evicted ? ` (${evicted} evicted)` : ""}, ${shared} from the cache${column.cached ? ` (${column.cached} tokens)` : ""}, ${freed} given back${out || back ? `, ${out} to the host's memory, ${back} from there` : ""}`);
   for (const why of new Set(column.whys)) lines.push(`preempted: ${reasonOf({why})}`);
   return lines.join("\n");
 }
@@ -146,7 +146,7 @@ function panels(of, now) {
     for (let block = 0; block < map.owner.length; block++) {
       if (map.owner[block]) { held++; if (map.held[block] > 1) shared++; } else if (map.cached[block]) evictable++;
     }
-    $("blocks-note").textContent = `${map.owner.length} of ${worker.block_size} tokens: ${held} held, ${shared} shared, ${evictable} evictable, ${map.owner.length - held - evictable} free`;
+    $("blocks-note").textContent = `${map.owner.length} of ${worker.block_size} tokens: ${held} held, ${shared} shared, ${evictable} evictable, ${map.owner.length - held - evictable} free${worker.host_block_count ? `; ${worker.host_blocks_used} of ${worker.host_block_count} in the host's memory hold what had to go` : ""}`;
   } else $("blocks-note").textContent = isArchive && column ? `${column.free ?? "?"} of ${worker?.block_count || "?"} free; whose the others were, the archive does not say` : "";
   blockMap.draw(map, story.owners, drawer.id === null ? 0 : story.owners.of(drawer.id));
   for (const heat of heats) heat.draw(story.heat, at);

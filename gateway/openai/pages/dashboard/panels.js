@@ -97,11 +97,11 @@ function showWorkers(story, frame, chosen, choose, at) {
   const running = (id) => [...frame.sequences.values()].filter((one) => one.place?.state === "running" && one.place.worker_id === id).length;
   const taken = (worker) => story.name === "archive" ? load(story.tracks.get(worker.worker_id), at) : [running(worker.worker_id), worker.blocks_free];
   const told = workers.map((worker, index) => [worker.worker_id, workerName(worker), ...taken(worker), worker.slots_max, worker.block_count,
-    worker.is_draining, worker.is_late, worker.worker_id === chosen, rates[index], worker.plans, worker.passed_over]);
-  fill($("workers"), () => told.length ? told.map(([id, name, busy, free, slots, blocks, isDraining, isLate, isChosen, speed, plans, over]) =>
+    worker.is_draining, worker.is_late, worker.worker_id === chosen, rates[index], worker.plans, worker.passed_over, worker.host_block_count, worker.host_blocks_used]);
+  fill($("workers"), () => told.length ? told.map(([id, name, busy, free, slots, blocks, isDraining, isLate, isChosen, speed, plans, over, hostBlocks, hostUsed]) =>
     element("button", {className: "card", ariaPressed: String(isChosen), onclick: () => choose(id), dataset: {sequence: id}}, element("b", {textContent: name}),
       element("span", {className: "dim", textContent: `  ${speed}`}), ...[isDraining && "draining", isLate && "late"].filter(Boolean).map((word) => element("span", {className: "bad", textContent: `  ${word}`})),
-      meter("slots", busy, slots), meter("blocks", free === "?" ? free : blocks - free, blocks),
+      meter("slots", busy, slots), meter("blocks", free === "?" ? free : blocks - free, blocks), hostBlocks && meter("host blocks", hostUsed, hostBlocks),
       plans && element("div", {className: "dim", textContent: `${plans.length} plan${plans.length === 1 ? "" : "s"} in flight${plans.length ? `: ${plans.map((plan) => `${plan.steps_answered} of ${plan.lease_steps} steps`).join(", ")}` : ""}`}),
       ...over.map((each) => element("div", {className: "dim", textContent: `${each.stage === "lease" ? "short plans" : "nobody joins"}: ${reasonOf(each)}`}))))
     : [element("p", {className: "dim", textContent: "no worker"})], JSON.stringify(told));

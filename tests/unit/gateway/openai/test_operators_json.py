@@ -87,6 +87,8 @@ def test_what_is_told_is_all_that_was_said() -> None:
         cached_blocks=b"\x05",
         step_tokens_max=64,
         mixed_tokens_max=32,
+        host_block_count=20,
+        host_blocks_used=6,
     )
     step = WatchedStep(
         plan_id=3,
@@ -108,6 +110,8 @@ def test_what_is_told_is_all_that_was_said() -> None:
         blocks_evicted=2,
         blocks_shared=1,
         blocks_freed=6,
+        blocks_swapped_out=2,
+        blocks_swapped_in=1,
         expected_us=950,
         is_graph=True,
     )
@@ -165,6 +169,8 @@ def test_what_is_told_is_all_that_was_said() -> None:
                 "cached_blocks": "BQ==",
                 "step_tokens_max": 64,
                 "mixed_tokens_max": 32,
+                "host_block_count": 20,
+                "host_blocks_used": 6,
             }
         ],
         "worker_ids_gone": ["v"],
@@ -213,6 +219,8 @@ def test_what_is_told_is_all_that_was_said() -> None:
                         "blocks_evicted": 2,
                         "blocks_shared": 1,
                         "blocks_freed": 6,
+                        "blocks_swapped_out": 2,
+                        "blocks_swapped_in": 1,
                         "expected_us": 950,
                         "is_graph": True,
                     }

@@ -70,7 +70,14 @@ def cell() -> LiveCore:
                     plans=[InFlightPlan(plan_id=3, lease_steps=8, steps_answered=2)],
                     passed_over=[full],
                 ),
-                WatchedWorker(worker_id="w2", slots_max=4, block_count=4, blocks_free=4),
+                WatchedWorker(
+                    worker_id="w2",
+                    slots_max=4,
+                    block_count=4,
+                    blocks_free=4,
+                    host_block_count=9,
+                    host_blocks_used=3,
+                ),
             ],
             sequences=[
                 sequence(2, running, (6, 5, 4), [7, 0], worker_id="w1"),
@@ -93,7 +100,7 @@ def test_a_cell_as_lines() -> None:
         "  retiring  acme:1/0  computed 47, scheduled 49, tokens 50 of 50\n"
         "  slot 0  acme:2/0  computed 4, scheduled 5, tokens 6 of 50\n"
         "  slot 1  acme:3/0  computed 8, scheduled 8, tokens 9 of 50\n"
-        "worker w2  0 of 4 slots  4 of 4 blocks free  plans none\n"
+        "worker w2  0 of 4 slots  4 of 4 blocks free, 3 of 9 in host memory used  plans none\n"
         "waiting 1  preempted  acme:5/0  computed 0, scheduled 0, tokens 9 of 50"
         "  host:1: too few blocks are free\n"
         "forking  acme:6/0  computed 0, scheduled 0, tokens 3 of 50\n"
