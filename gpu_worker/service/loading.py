@@ -165,13 +165,11 @@ def _load(settings: WorkerSettings, timer: PhaseTimer) -> Loaded:
         decoder = Decoder(
             config, weights, pages, context_tokens=pool.context_tokens, kv_scales=scales
         )
-        pool, host_blocks = take_host_blocks(
-            config, pool, kv_dtype, sized.kv_host_memory_mb, streams
-        )
+        pool, host = take_host_blocks(config, pool, kv_dtype, sized.kv_host_memory_mb, streams)
     grammars = grammar_masks(folder, config.vocab_size)
     limits = row_limits(sized, config, pool, reads_grammars=grammars is not None)
     with timer.phase("warm_up"):
-        runner = ready_runner(decoder, pages, host_blocks, limits, streams)
+        runner = ready_runner(decoder, pages, host, limits, streams)
         mixed = mixed_tokens(runner, limits, settings.mixed_step_s)
     return Loaded(
         runner=watched(runner, device) if is_watched else runner,
