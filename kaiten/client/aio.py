@@ -18,6 +18,7 @@ from kaiten.client.connection import (
     OPTIONS,
     RESUME_S,
     UNARY_S,
+    Lifetime,
     with_key,
 )
 from kaiten.client.errors import (
@@ -44,9 +45,10 @@ class AsyncGeneration:
         following: Following,
         timeout_s: float | None,
         metadata: Sequence[tuple[str, str]],
+        lifetime: Lifetime,
     ) -> None:
         self._following = following
-        self._calls = Calls(stub, following, timeout_s, metadata)
+        self._calls = Calls(stub, following, timeout_s, metadata, lifetime)
         self._steps = _follow(self._calls)
 
     def __repr__(self) -> str:
@@ -56,9 +58,13 @@ class AsyncGeneration:
         return self
 
     async def __anext__(self) -> Delta:
-        while (delta := await anext(self._steps)) is None:
+        while (delta := await self._step()) is None:
             pass
         return delta
+
+    async def _step(self) -> Delta | None:
+        self._calls.lifetime.check()
+        return await anext(self._steps)
 
     async def __aenter__(self) -> Self:
         return self
@@ -78,7 +84,7 @@ class AsyncGeneration:
     async def until_accepted(self) -> None:
         """Return when the service has the request: it is not lost then, whatever dies."""
         while not self._following.is_accepted:
-            await anext(self._steps)
+            await self._step()
 
     async def result(self) -> Completion:
         """The whole answer (since attaching, if attached), reading what is left of it first."""
@@ -140,6 +146,7 @@ class AsyncClient:
         because too much is live is offered again so long, each time when the service says.
         `tls`: True trusts the system's authorities.
         """
+        self._lifetime = Lifetime(_running_loop())
         self._metadata = with_key(metadata, api_key)
         self._channel = aio_channel(address, tls, OPTIONS)
         self._inference = inference_service_pb2_grpc.InferenceServiceStub(self._channel)
@@ -160,7 +167,9 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Close the connection; generations in progress are cancelled."""
-        await self._channel.close()
+        self._lifetime.is_closed = True
+        if not self._lifetime.is_forked:
+            await self._channel.close()
 
     def generate(
         self, prompt: str | None = None, **options: Unpack[GenerateOptions]
@@ -238,8 +247,7 @@ class AsyncClient:
             return_token_ids=return_token_ids,
             keep_running=keep_running,
         )
-        following = Following(attach=call, resume_s=self._resume_s)
-        return AsyncGeneration(self._inference, following, timeout_s, self._metadata)
+        return self._followed(Following(attach=call, resume_s=self._resume_s), timeout_s)
 
     async def cancel(self, request_id: str) -> bool:
         """Stop a request. False when it had already ended."""
@@ -263,10 +271,28 @@ class AsyncClient:
         self, request: pb.GenerateRequest, options: GenerateOptions, overload_s: float
     ) -> AsyncGeneration:
         following = Following(generate=request, resume_s=self._resume_s, overload_s=overload_s)
-        return AsyncGeneration(self._inference, following, options.get("timeout_s"), self._metadata)
+        return self._followed(following, options.get("timeout_s"))
+
+    def _followed(self, following: Following, timeout_s: float | None) -> AsyncGeneration:
+        self._lifetime.check_open()
+        return AsyncGeneration(
+            self._inference, following, timeout_s, self._metadata, self._lifetime
+        )
 
     async def _call(self, method: Callable[..., Awaitable[Any]], request: Any) -> Any:
+        self._lifetime.check_open()
         try:
             return await method(request, timeout=UNARY_S, metadata=self._metadata)
         except grpc.RpcError as error:
             raise from_rpc_error(error) from error
+        except asyncio.CancelledError:
+            if _is_cancelled():
+                raise
+            raise RequestCancelledError("the client was closed") from None
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

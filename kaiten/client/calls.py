@@ -3,7 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from kaiten.client.connection import deadline_of, seconds_left
+import grpc
+
+from kaiten.client.connection import Lifetime, deadline_of, seconds_left
+from kaiten.client.errors import RequestCancelledError
 from kaiten.client.following import Following
 from kaiten.v1 import inference_service_pb2 as pb
 from kaiten.v1.inference_service_pb2_grpc import InferenceServiceStub
@@ -18,9 +21,11 @@ class Calls:
         following: Following,
         timeout_s: float | None,
         metadata: Sequence[tuple[str, str]],
+        lifetime: Lifetime,
     ) -> None:
         """InvalidRequestError: `timeout_s` is no time."""
         self.following = following
+        self.lifetime = lifetime
         self._stub = stub
         self._metadata = metadata
         self._deadline_s = deadline_of(timeout_s)
@@ -33,11 +38,19 @@ class Calls:
         return not (self.following.is_done or self._is_closed)
 
     def next(self) -> Any:
-        """The stream of the next call. DeadlineExceededError: no time is left for one."""
+        """The stream of the next call. DeadlineExceededError: no time is left for one.
+        RequestCancelledError: the client was closed.
+        """
         call = self.following.next_call()
         method = self._stub.Generate if isinstance(call, pb.GenerateRequest) else self._stub.Attach
         timeout_s = seconds_left(self._deadline_s)
-        self._rpc = method(call, timeout=timeout_s, metadata=self._metadata)
+        try:
+            self._rpc = method(call, timeout=timeout_s, metadata=self._metadata)
+        # What a channel that is closed raises.
+        except (ValueError, grpc.aio.UsageError):
+            if not self.lifetime.is_closed:
+                raise
+            raise RequestCancelledError("the client was closed") from None
         # By another thread, or the handler of a signal, while it was made.
         if self._is_closed:
             self._rpc.cancel()
@@ -45,7 +58,7 @@ class Calls:
 
     def end(self) -> None:
         """Cancel the call that is under way, if one is."""
-        if self._rpc is not None:
+        if self._rpc is not None and not self.lifetime.is_forked:
             self._rpc.cancel()
 
     def close(self) -> None:

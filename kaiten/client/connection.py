@@ -1,5 +1,6 @@
 """What both clients share: where to connect, with which options, for how long."""
 
+import asyncio
 import json
 import math
 import os
@@ -55,12 +56,33 @@ OPTIONS: Final = (
 )
 
 
-def check_process(pid: int) -> None:
-    """RuntimeError: a fork of the client's `pid` asks, where a call would wait for ever."""
-    if os.getpid() != pid:
-        raise RuntimeError(
-            "the client is of the process that this was forked from: make one of its own"
-        )
+class Lifetime:
+    """Of a client: it is of its process, and of its event loop if it has one, until closed."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        self._pid = os.getpid()
+        self._loop = loop
+        self.is_closed = False
+
+    @property
+    def is_forked(self) -> bool:
+        """gRPC's threads are not forked: calls, and their ends, would wait for ever."""
+        return os.getpid() != self._pid
+
+    def check(self) -> None:
+        """RuntimeError: a call is not for this process, or this loop."""
+        if self.is_forked:
+            raise RuntimeError(
+                "the client is of the process that this was forked from: make one of its own"
+            )
+        if self._loop is not None and asyncio.get_running_loop() is not self._loop:
+            raise RuntimeError("the client is of another event loop: make one in this")
+
+    def check_open(self) -> None:
+        """The same, and RuntimeError: it was closed."""
+        self.check()
+        if self.is_closed:
+            raise RuntimeError("the client was closed: make another")
 
 
 def with_key(

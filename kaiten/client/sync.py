@@ -9,7 +9,6 @@ from the position it had reached. Leaving a `with` around it, closing or forgett
 request.
 """
 
-import os
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -27,7 +26,7 @@ from kaiten.client.connection import (
     OPTIONS,
     RESUME_S,
     UNARY_S,
-    check_process,
+    Lifetime,
     with_key,
 )
 from kaiten.client.errors import ApiError, from_rpc_error
@@ -51,9 +50,10 @@ class Generation:
         following: Following,
         timeout_s: float | None,
         metadata: Sequence[tuple[str, str]],
+        lifetime: Lifetime,
     ) -> None:
         self._following = following
-        self._calls = Calls(stub, following, timeout_s, metadata)
+        self._calls = Calls(stub, following, timeout_s, metadata, lifetime)
         self._steps = _follow(self._calls)
 
     def __repr__(self) -> str:
@@ -63,9 +63,13 @@ class Generation:
         return self
 
     def __next__(self) -> Delta:
-        while (delta := next(self._steps)) is None:
+        while (delta := self._step()) is None:
             pass
         return delta
+
+    def _step(self) -> Delta | None:
+        self._calls.lifetime.check()
+        return next(self._steps)
 
     def __enter__(self) -> Self:
         return self
@@ -85,7 +89,7 @@ class Generation:
     def until_accepted(self) -> None:
         """Return when the service has the request: it is not lost then, whatever dies."""
         while not self._following.is_accepted:
-            next(self._steps)
+            self._step()
 
     @property
     def result(self) -> Completion:
@@ -140,7 +144,7 @@ class Client:
         because too much is live is offered again so long, each time when the service says.
         `tls`: True trusts the system's authorities.
         """
-        self._pid = os.getpid()
+        self._lifetime = Lifetime()
         self._metadata = with_key(metadata, api_key)
         self._channel = channel(address, tls, OPTIONS)
         self._aio = partial(
@@ -164,7 +168,10 @@ class Client:
 
     def close(self) -> None:
         """Close the connection; generations in progress are cancelled."""
-        self._channel.close()
+        self._lifetime.is_closed = True
+        # Of a fork nobody waits for an answer, and there is nobody to close it.
+        if not self._lifetime.is_forked:
+            self._channel.close()
 
     def generate(self, prompt: str | None = None, **options: Unpack[GenerateOptions]) -> Generation:
         """Submit a request and stream its output."""
@@ -189,6 +196,7 @@ class Client:
         first that fails otherwise is raised, and cancels the others. `on_done` is called in another
         thread.
         """
+        self._lifetime.check_open()
 
         async def complete() -> list[Completion]:
             async with self._aio() as client:
@@ -253,11 +261,11 @@ class Client:
         return self._followed(following, options.get("timeout_s"))
 
     def _followed(self, following: Following, timeout_s: float | None) -> Generation:
-        check_process(self._pid)
-        return Generation(self._inference, following, timeout_s, self._metadata)
+        self._lifetime.check_open()
+        return Generation(self._inference, following, timeout_s, self._metadata, self._lifetime)
 
     def _call(self, method: Callable[..., Any], request: Any) -> Any:
-        check_process(self._pid)
+        self._lifetime.check_open()
         try:
             return method(request, timeout=UNARY_S, metadata=self._metadata)
         except grpc.RpcError as error:

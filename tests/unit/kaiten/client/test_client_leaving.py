@@ -9,7 +9,8 @@ import pytest
 
 from kaiten.client import AsyncClient, AsyncGeneration, Client
 from kaiten.client.errors import InternalServerError, RequestCancelledError
-from tests.support.scripted_gateway import ScriptedGateway, accepted, delta
+from kaiten.local.ports import HeldPort
+from tests.support.scripted_gateway import ScriptedGateway, accepted, delta, done, finished
 
 WAIT_S = 60.0
 
@@ -103,6 +104,52 @@ async def test_closing_the_client_is_told_to_who_reads() -> None:
             await asyncio.wait_for(task, WAIT_S)
 
 
+async def test_closing_the_client_is_told_to_who_reads_sync() -> None:
+    standing = asyncio.Event()
+    async with ScriptedGateway([accepted(), delta(0, "a"), standing]) as gateway:
+        client = Client(gateway.address)
+        reading = asyncio.create_task(asyncio.to_thread(list, client.generate("hi")))
+        await asyncio.wait_for(standing.wait(), WAIT_S)
+        await asyncio.to_thread(client.close)
+        with pytest.raises(RequestCancelledError, match="the client was closed"):
+            await asyncio.wait_for(reading, WAIT_S)
+
+
+async def test_closing_the_client_is_told_to_who_asks() -> None:
+    """Not as an end of the task, which nobody has cancelled."""
+    with HeldPort() as port:
+        client = AsyncClient(port.address)
+        asking = asyncio.create_task(client.models())
+        await asyncio.sleep(0)
+        await client.close()
+        with pytest.raises(RequestCancelledError, match="the client was closed"):
+            await asyncio.wait_for(asking, WAIT_S)
+
+
+def test_a_client_that_was_closed_says_so() -> None:
+    client = Client("127.0.0.1:1")
+    client.close()
+    client.close()
+    for use in (client.models, lambda: client.complete("hi"), lambda: client.complete_all(["hi"])):
+        with pytest.raises(RuntimeError, match="the client was closed: make another"):
+            use()
+
+
+async def test_a_client_that_was_closed_says_so_async() -> None:
+    client = AsyncClient("127.0.0.1:1")
+    await client.close()
+    for use in (client.models(), client.complete("hi"), client.complete_all(["hi"])):
+        with pytest.raises(RuntimeError, match="the client was closed: make another"):
+            await use
+
+
+async def test_another_loop_is_told_to_make_a_client_of_its_own() -> None:
+    async with AsyncClient("127.0.0.1:1") as client:
+        for use in (client.models, lambda: client.complete("hi")):
+            with pytest.raises(RuntimeError, match="of another event loop: make one in this"):
+                await asyncio.to_thread(asyncio.run, use())
+
+
 async def test_a_task_that_is_cancelled_is_cancelled() -> None:
     standing = asyncio.Event()
     script = [accepted(), delta(0, "a"), standing]
@@ -122,3 +169,25 @@ async def test_a_fork_is_told_to_make_a_client_of_its_own(monkeypatch: pytest.Mo
         for use in (client.models, lambda: client.complete("hi"), lambda: client.wait("r")):
             with pytest.raises(RuntimeError, match="is of the process that this was forked from"):
                 use()
+
+
+async def test_what_a_fork_does_ends_nothing_of_its_parents(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nor does it wait for ever: it may leave a `with` of its parent's by sys.exit."""
+    goes_on = [accepted(), delta(0, "a"), delta(1, "b"), finished(2), done(2)]
+    async with ScriptedGateway(goes_on) as gateway:
+
+        def read() -> str:
+            client = Client(gateway.address)
+            generation = client.generate("hi")
+            text = next(generation).text
+            with monkeypatch.context() as fork:
+                fork.setattr(os, "getpid", lambda: -1)
+                with pytest.raises(RuntimeError, match="that this was forked from"):
+                    next(generation)
+                client.close()
+            # As after the fork, in its parent.
+            return text + "".join(delta.text for delta in generation)
+
+        assert await asyncio.wait_for(asyncio.to_thread(read), WAIT_S) == "ab"
