@@ -157,6 +157,26 @@ async def test_prefix_hits_change_nothing(
     assert sum(completion.usage.cached_tokens for completion in second) > 300
 
 
+@pytest.mark.parametrize(
+    "name", oracle.each(ONE_PER_FAMILY, daily=["mistral-window", "qwen2-gqa-tied"])
+)
+async def test_blocks_in_host_memory_change_nothing(
+    name: str,
+    tmp_path: Path,
+    folders: dict[str, Path],
+    crowd_answers: dict[str, list[oracle.Answer]],
+) -> None:
+    """What the pool has no room for comes back from there, of who is preempted too."""
+    worker = {"kv_blocks": 40, "kv_host_memory_mb": 50}
+    async with serving(tmp_path, folders[name], worker=worker) as client:
+        first = await ask_all(client, CROWD[:FEW])
+        second = await ask_all(client, CROWD[:FEW])
+    assert_same(first, crowd_answers[name][:FEW])
+    assert_same(second, crowd_answers[name][:FEW])
+    # Of blocks of four tokens.
+    assert sum(completion.usage.cached_tokens for completion in second) > 2 * 4 * 40
+
+
 async def test_kv_in_fp8_says_the_same_however_it_is_cut(
     tmp_path: Path, folders: dict[str, Path]
 ) -> None:
