@@ -5,6 +5,7 @@ GPU: a copy is made at once, and a graph is the call that it would have recorded
 """
 
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
@@ -57,6 +58,7 @@ class DeviceStreams(Protocol):
     def pin(self, memory: Tensor) -> None:
         """From now on the device copies from and to this memory of the host by itself.
 
+        For as long as these streams are there.
         Unlike a `host_buffer` it may be large: torch would take the next power of two.
         RuntimeError: the driver refuses.
         """
@@ -127,6 +129,7 @@ class CudaStreams:
         # One for all graphs: they run one after the other.
         self._graph_pool: Any = torch.cuda.graph_pool_handle()
         self._broken_off: list[torch.cuda.CUDAGraph] = []
+        self._pinned: list[Tensor] = []
 
     def take_thread(self) -> None:
         # Otherwise every return from `computing` would make this thread a context on GPU 0, which
@@ -142,9 +145,14 @@ class CudaStreams:
         return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
 
     def pin(self, memory: Tensor) -> None:
-        if memory.nbytes:
-            driver = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-            torch.cuda.check_error(driver.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
+        if not memory.nbytes:
+            return
+        driver = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        torch.cuda.check_error(driver.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
+        self._pinned.append(memory)
+        # What lies in the same place later could not be pinned. A process that ends need not care.
+        given_back = weakref.finalize(memory, driver.cudaHostUnregister, memory.data_ptr())
+        given_back.atexit = False
 
     def mark(self) -> Callable[[], None]:
         event = _event()

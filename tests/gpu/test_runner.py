@@ -1,8 +1,10 @@
 """Steps on the device: recorded, launched one by one, and as the definition on a CPU has them."""
 
 import json
+import random
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,14 +15,18 @@ import torch
 from gpu_worker.batch.plan_validation import RowLimits
 from gpu_worker.batch.rows import Rows
 from gpu_worker.model.config import read_config
+from gpu_worker.runner import block_copies
+from gpu_worker.runner.block_copies import BlockCopies
 from gpu_worker.runner.device_streams import DeviceStreams, NotRecorded, streams_for
 from gpu_worker.runner.graph_runner import GraphRunner
 from gpu_worker.runner.step_graphs import buckets_of
+from gpu_worker.runner.step_watch import CudaCounters, Watched
 from gpu_worker.runner.stepping import OneAhead
 from kernels import dispatch, jit, variants
 from kernels.attention import decode_attention, plan, triton_launch
+from kernels.kv import fp8
 from tests.support import alike
-from tests.support.ahead import LateScheduler, Model, Played, play, replay
+from tests.support.ahead import LateScheduler, Model, Played, SwappingScheduler, play, replay
 from tests.support.mini_scheduler import MiniScheduler, sampling
 from tests.support.on_device import DEVICE, IS_GPU
 from tests.support.random_model import write_random_model
@@ -177,6 +183,77 @@ def test_attention_on_two_streams_or_on_one(
         replay(stepper(unrecorded(model)), crowd, lambda: False)
         with variants.forced("chunks-beside-decodes", False):
             replay(stepper(model.resident()), crowd, lambda: False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, fp8.DTYPE], ids=str)
+@pytest.mark.parametrize("at_once", [1, 5, 1000])
+def test_swaps_are_made_one_after_the_other(
+    dtype: torch.dtype, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though nobody waits between them: of many blocks, each of which is soon written again."""
+    shape, host_shape = (6, 2, 90, 4, 16, 64), (40, 6, 2, 4, 16, 64)
+    generator = torch.Generator().manual_seed(5)
+    pages = torch.randn(shape, generator=generator).to(dtype).to(DEVICE)
+    host_blocks = torch.randn(host_shape, generator=generator).to(dtype)
+    monkeypatch.setattr(block_copies, "_ROOM_BYTES", at_once * host_blocks[0].nbytes)
+    streams = streams_for(DEVICE)
+    streams.pin(host_blocks)
+    copies = BlockCopies(fp8.as_bytes(pages), fp8.as_bytes(host_blocks))
+    draw = random.Random(7)
+    pairs = [(draw.randrange(90), 90 + draw.randrange(40)) for _ in range(800)]
+    # Mostly in runs of one direction.
+    pairs = [pair if index % 60 < 40 else pair[::-1] for index, pair in enumerate(pairs)]
+    expected = _bytes_of(pages, host_blocks)
+    for source, target in pairs:
+        expected[target] = expected[source]
+    own = torch.tensor([min(pair) for pair in pairs], device=DEVICE)
+    streams.finish()
+    with streams.computing():
+        copies.swap(tuple(pairs), own)
+    streams.finish()
+    assert _bytes_of(pages, host_blocks) == expected
+
+
+def _bytes_of(pages: torch.Tensor, host_blocks: torch.Tensor) -> list[bytes]:
+    """Of each block, in the order of their numbers in a plan."""
+    blocks = [*pages.cpu().movedim(2, 0), *host_blocks]
+    return [each.contiguous().view(torch.uint8).numpy().tobytes() for each in blocks]
+
+
+@pytest.mark.parametrize("is_kv_fp8", [False, True])
+def test_who_is_swapped_out_and_in_goes_on_as_if_nothing_was(
+    is_kv_fp8: bool, tmp_path: Path
+) -> None:
+    """Recorded steps beside swaps of which the host waits for none."""
+    limits = replace(LIMITS, host_block_count=40)
+    model = Model(
+        write_random_model(tmp_path / "model", seed=3),
+        limits,
+        is_kv_fp8=is_kv_fp8,
+        is_deterministic=jit.IS_THERE,
+        device=DEVICE,
+    )
+    plain, swapping = (kind(limits, lease_steps=3) for kind in (LateScheduler, SwappingScheduler))
+    for scheduler in (plain, swapping):
+        for index, length in enumerate(LENGTHS):
+            prompt = [(7 * index + 3 * at) % 90 + 5 for at in range(length)]
+            scheduler.submit(prompt, sampling(max_tokens=24, temperature=0.8, seed=index))
+    turns = count()
+
+    def preempt_somebody() -> None:
+        if next(turns) % 3 == 2:
+            for slot in sorted(swapping.running)[:2]:
+                swapping.preempt(slot)
+
+    with dispatch.forced("triton") if IS_GPU else dispatch.forced("torch"):
+        play(stepper(model.resident()), plain, lambda: NEVER_CUT)
+        runner = model.resident()
+        watched = Watched(runner, CudaCounters(DEVICE)) if IS_GPU else runner
+        crowd = play(OneAhead(Rows(limits), watched), swapping, lambda: NEVER_CUT, preempt_somebody)
+        replay(stepper(unrecorded(model)), crowd, lambda: False)
+    assert swapping.outputs == plain.outputs
+    swaps = [pair for each in crowd for pair in each.plan.swaps]
+    assert sum(source >= limits.block_count for source, _ in swaps) >= 8
 
 
 def test_most_steps_are_recorded(tmp_path: Path) -> None:

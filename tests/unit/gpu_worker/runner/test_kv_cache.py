@@ -1,6 +1,7 @@
 """The KV pool's size: what fits, what that means, and the sentence when it does not."""
 
 import dataclasses
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -307,20 +308,32 @@ def test_a_driver_that_pins_no_more_is_a_sentence() -> None:
 
 
 def test_a_gpu_pins_by_its_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exactly so many bytes; nothing where there are none."""
+    """Exactly so many bytes, while its streams are there; nothing where there are none."""
     registered: list[tuple[int, ...]] = []
+    given_back: list[int] = []
 
     class Driver:
         def cudaHostRegister(self, *asked: int) -> int:
             registered.append(asked)
             return 0
 
+        def cudaHostUnregister(self, address: int) -> None:
+            given_back.append(address)
+
     monkeypatch.setattr(torch.cuda, "cudart", Driver)
     monkeypatch.setattr(torch.cuda, "check_error", lambda code: code)
     cuda, memory = object.__new__(CudaStreams), torch.empty(3, 5)
+    cuda._pinned = []
     cuda.pin(memory[:0])
     cuda.pin(memory)
-    assert registered == [(memory.data_ptr(), 60, 0)]
+    address = memory.data_ptr()
+    assert registered == [(address, 60, 0)]
+    del memory
+    gc.collect()
+    assert not given_back
+    del cuda
+    gc.collect()
+    assert given_back == [address]
 
 
 def test_free_memory_is_a_plausible_number() -> None:
