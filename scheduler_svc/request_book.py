@@ -102,6 +102,7 @@ class RequestBook:
         for sequence_id, (output, finished) in before.items():
             outputs[sequence_id - over.sequence_id] = tuple(output.token_ids)
             endings.append(finished_from_proto(finished))
+        endings.sort(key=lambda ending: ending.sequence_id)
         return replace(over, outputs=tuple(outputs), endings=tuple(endings))
 
     @property

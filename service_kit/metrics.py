@@ -7,7 +7,6 @@ never per token.
 """
 
 import asyncio
-import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
@@ -51,7 +50,8 @@ class Metrics:
         sending = () if self._exporter is None else (_sending(self._exporter),)
         readers = [*self._page_reader(is_scraped), *sending]
         # Only who is sent metrics by OTLP gets exemplars: a page in Prometheus' text has none.
-        self.has_exemplars = bool(sending) and telemetry.has_spans(environ)
+        has_spans = bool(telemetry.endpoint_of(telemetry.TRACES, environ))
+        self.has_exemplars = bool(sending) and has_spans
         if not readers:
             self.meter: Meter = NO_METER
             return
@@ -60,7 +60,7 @@ class Metrics:
 
         self._provider = sdk.MeterProvider(
             metric_readers=readers,
-            resource=Resource.create({"service.name": f"kaiten-{service}"}),
+            resource=Resource.create(telemetry.resource_of(service)),
             shutdown_on_exit=False,
             # They are most of a record's cost, so only where somebody can look a trace up.
             exemplar_filter=sdk.TraceBasedExemplarFilter()
@@ -202,15 +202,14 @@ def _attributes(labels: Sequence[str], key: str | Sequence[str]) -> dict[str, st
 
 def _otlp_exporter(environ: Mapping[str, str] | None) -> Any:
     """None: nobody is named who wants metrics."""
-    given = os.environ if environ is None else environ
-    if not telemetry.is_configured(given) or given.get(OTLP_SWITCH) == "none":
+    if not (endpoint := telemetry.endpoint_of(telemetry.METRICS, environ)):
         return None
     if not telemetry.is_installed(OTLP):
         raise ConfigError(
             f"{telemetry.ENDPOINT} is set but the exporter is not installed: pip install "
             f"'kaiten[otlp]', or set {OTLP_SWITCH}=none"
         )
-    return import_module(OTLP).OTLPMetricExporter()
+    return import_module(OTLP).OTLPMetricExporter(endpoint)
 
 
 def _sending(exporter: Any) -> Any:

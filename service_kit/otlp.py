@@ -21,9 +21,9 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource as ResourceMes
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Status
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as SpanMessage
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.trace import SpanContext, SpanKind
+from opentelemetry.trace import SpanKind
 
-from service_kit.telemetry import LINKS_MAX, Span, ids_of
+from service_kit.telemetry import LINKS_MAX, Span, ids_of, resource_of
 
 SCOPE: Final = InstrumentationScope(name="kaiten")
 LINKS_KEPT: Final = 4096
@@ -35,7 +35,7 @@ class Exporter(OTLPSpanExporter):
 
     def __init__(self, endpoint: str, service: str) -> None:
         super().__init__(endpoint=endpoint)
-        of = Resource.create({"service.name": f"kaiten-{service}"})
+        of = Resource.create(resource_of(service))
         self._resource = ResourceMessage(attributes=_attributes(of.attributes))
 
     def _translate_data(  # type: ignore[override] # They are ours, as all that it is handed.
@@ -61,7 +61,7 @@ def message_of(span: Span) -> SpanMessage:
         attributes=_attributes(span.attributes),
         links=filter(None, map(_link, span.links[:LINKS_MAX])),
         dropped_links_count=max(0, len(span.links) - LINKS_MAX),
-        flags=_flags(parent),
+        flags=_flags(is_remote=parent is not None and parent.is_remote),
     )
     if span.error:
         message.status.CopyFrom(Status(code=Status.STATUS_CODE_ERROR, message=span.error))
@@ -74,12 +74,12 @@ def _link(traceparent: str) -> SpanMessage.Link | None:
     if (ids := ids_of(traceparent)) is None:
         return None
     trace_id, span_id, _ = map(bytes.fromhex, ids)
-    return SpanMessage.Link(trace_id=trace_id, span_id=span_id, flags=_flags(None))
+    return SpanMessage.Link(trace_id=trace_id, span_id=span_id, flags=_flags(is_remote=True))
 
 
-def _flags(parent: SpanContext | None) -> int:
-    """Whether it is from another process, which is known."""
-    return 0x300 if parent is not None and parent.is_remote else 0x100
+def _flags(*, is_remote: bool) -> int:
+    """Whether what it hangs on is of another process, which is known."""
+    return 0x300 if is_remote else 0x100
 
 
 def _attributes(values: Mapping[str, Any]) -> list[KeyValue]:

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib import import_module
+from importlib.metadata import version
 from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Any, Final
@@ -27,8 +28,11 @@ from service_kit.errors import ConfigError
 # Of a larger batch the rest is counted.
 LINKS_MAX: Final = 1024
 ENDPOINT: Final = "OTEL_EXPORTER_OTLP_ENDPOINT"
-# OpenTelemetry's own switch.
-SWITCH: Final = "OTEL_TRACES_EXPORTER"
+# What is sent, as OpenTelemetry's variables name it.
+TRACES: Final = "TRACES"
+METRICS: Final = "METRICS"
+# OpenTelemetry's own switch of all; that of each names exporters.
+OFF: Final = "OTEL_SDK_DISABLED"
 EXPORTER: Final = "opentelemetry.exporter.otlp.proto.grpc.trace_exporter"
 OURS: Final = "service_kit.otlp"
 NO_ATTRIBUTES: Final[Mapping[str, AttributeValue]] = MappingProxyType({})
@@ -43,6 +47,22 @@ QUEUE_MAX: Final = 2048
 # The SDK sends so many at a time.
 BATCH_MAX: Final = 512
 QUEUE_VARIABLE: Final = "OTEL_BSP_MAX_QUEUE_SIZE"
+# The SDK ends, or goes on without, for other values of these, each with a traceback.
+_EACH: Final = [f"OTEL_EXPORTER_OTLP_{of}" for of in ("", f"{TRACES}_", f"{METRICS}_")]
+_NUMBERS: Final = (
+    *("OTEL_BSP_SCHEDULE_DELAY", "OTEL_METRIC_EXPORT_INTERVAL"),
+    *(f"{each}TIMEOUT" for each in _EACH),
+)
+_WORDS: Final = {
+    f"{each}{name}": word
+    for each in _EACH
+    for name, word in (("PROTOCOL", "grpc"), ("COMPRESSION", "gzip"))
+}
+_FILES: Final = [
+    f"{each}{name}"
+    for each in _EACH
+    for name in ("CERTIFICATE", "CLIENT_CERTIFICATE", "CLIENT_KEY")
+]
 # W3C Trace Context: version, trace, span, flags, and what later versions append.
 _TRACEPARENT: Final = re.compile(
     "[ \t]*([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(?:(-.*)|[ \t]*)"
@@ -185,7 +205,7 @@ class RateLimit:
 def configure(service: str, environ: Mapping[str, str] | None = None) -> Spans | None:
     """Spans to the endpoint that is named, or None."""
     given = os.environ if environ is None else environ
-    if not has_spans(given):
+    if not (endpoint := endpoint_of(TRACES, given)):
         return None
     if not is_installed(EXPORTER):
         raise ConfigError(
@@ -195,7 +215,7 @@ def configure(service: str, environ: Mapping[str, str] | None = None) -> Spans |
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
     queue_max = _queue_max(given)
-    sending = _Counting(import_module(OURS).Exporter(given[ENDPOINT], service))
+    sending = _Counting(import_module(OURS).Exporter(endpoint, service))
     # The same calls; its class loads the SDK.
     exporter: Any = sending
     processor = BatchSpanProcessor(
@@ -205,21 +225,49 @@ def configure(service: str, environ: Mapping[str, str] | None = None) -> Spans |
 
 
 def _queue_max(given: Mapping[str, str]) -> int:
-    text = given.get(QUEUE_VARIABLE, str(QUEUE_MAX))
+    text = given.get(QUEUE_VARIABLE) or str(QUEUE_MAX)
     if not text.isdecimal() or int(text) < BATCH_MAX:
         raise ConfigError(f"{QUEUE_VARIABLE} must be {BATCH_MAX} or more, got {text!r}")
     return int(text)
 
 
-def is_configured(environ: Mapping[str, str] | None = None) -> bool:
-    """A collector is named."""
-    return bool((os.environ if environ is None else environ).get(ENDPOINT))
-
-
-def has_spans(environ: Mapping[str, str] | None = None) -> bool:
-    """A collector is named, and wants spans."""
+def endpoint_of(signal: str, environ: Mapping[str, str] | None = None) -> str:
+    """Of the collector that is sent spans or metrics; empty: nobody wants them. ConfigError: what
+    is said of how they are sent is wrong.
+    """
     given = os.environ if environ is None else environ
-    return is_configured(given) and given.get(SWITCH) != "none"
+    exporters = given.get(f"OTEL_{signal}_EXPORTER") or "otlp"
+    is_off = given.get(OFF, "").lower() == "true"
+    if is_off or "otlp" not in [each.strip() for each in exporters.split(",")]:
+        return ""
+    endpoint = given.get(f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT") or given.get(ENDPOINT) or ""
+    if endpoint:
+        _check(given)
+    return endpoint
+
+
+def _check(given: Mapping[str, str]) -> None:
+    for name in _NUMBERS:
+        if (text := given.get(name)) and not _is_above_0(text):
+            raise ConfigError(f"{name} must be a number above 0, got {text!r}")
+    for name, word in _WORDS.items():
+        if (text := given.get(name)) and text.strip().lower() != word:
+            raise ConfigError(f"{name} must be {word!r}, if it is set, got {text!r}")
+    for name in _FILES:
+        if (text := given.get(name)) and not os.access(text, os.R_OK):
+            raise ConfigError(f"{name}: {text!r} cannot be read")
+
+
+def _is_above_0(text: str) -> bool:
+    try:
+        return 0 < float(text) < float("inf")
+    except ValueError:
+        return False
+
+
+def resource_of(service: str) -> dict[str, AttributeValue]:
+    """Who sends, but for what the SDK adds: which process it is, for one."""
+    return {"service.name": f"kaiten-{service}", "service.version": version("kaiten")}
 
 
 def is_installed(module: str) -> bool:

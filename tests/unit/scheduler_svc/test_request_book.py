@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from kaiten.v1.common_pb2 import TokenLogprobs
-from kaiten.v1.ledger_pb2 import FoldedTokens, SubmitRecord
+from kaiten.v1.common_pb2 import FinishReason, TokenLogprobs
+from kaiten.v1.ledger_pb2 import FoldedTokens, SequenceFinished, SubmitRecord
 from kaiten.v1.worker_service_pb2 import RowSampling
 from ledger import InboxEntry, Recovered
 from scheduler_svc import request_book
-from scheduler_svc.core.outcome import StepTokens
-from scheduler_svc.core.types import SlotIndex
+from scheduler_svc.core.outcome import Finished, RequestOver, StepTokens
+from scheduler_svc.core.types import Reason, SlotIndex
 from scheduler_svc.request_book import BookedRequest, RequestBook
 
 
@@ -61,6 +61,31 @@ def test_what_an_earlier_leader_left_is_due_at_the_first_fold() -> None:
     assert [item.logprob for item in piece.logprobs] == [-1, -2]
     assert folded(requests) == {1: [13]}
     assert [item.logprob for item in requests.logprobs(1, 3)] == [0, -1, -2]
+
+
+def test_ends_under_an_earlier_leader_are_among_the_others_in_the_order_of_choices() -> None:
+    requests, request = RequestBook(), accepted(5, n=3)
+    ended = SequenceFinished(sequence_id=6, reason=FinishReason.FINISH_REASON_STOP, output_tokens=1)
+    request.ended_before[6] = (FoldedTokens(token_ids=[10]), ended)
+    requests.add(request)
+    ends = [Finished(sequence_id=one, reason=Reason.LENGTH, num_output_tokens=2) for one in (5, 7)]
+    over = RequestOver(
+        id="default:r5",
+        sequence_id=5,
+        num_prompt_tokens=3,
+        num_cached_tokens=0,
+        outputs=((1, 2), (), (3, 4)),
+        endings=tuple(ends),
+        queue_ns=1,
+        prefill_ns=1,
+        decode_ns=1,
+        num_preemptions=0,
+    )
+    (whole,) = requests.whole([over])
+    assert isinstance(whole, RequestOver)
+    assert whole.outputs == ((1, 2), (10,), (3, 4))
+    reasons = [ending.reason for ending in whole.endings]
+    assert reasons == [Reason.LENGTH, Reason.STOP, Reason.LENGTH]
 
 
 def recovered(sequence_id: int, output: Sequence[int]) -> Recovered:

@@ -74,10 +74,52 @@ def test_an_unknown_level_is_refused() -> None:
         logs.configure("gateway", "loud")
 
 
+@pytest.mark.parametrize(
+    ("given", "traces", "metrics"),
+    [
+        ({}, "", ""),
+        ({telemetry.ENDPOINT: "http://a"}, "http://a", "http://a"),
+        ({telemetry.ENDPOINT: "http://a", "OTEL_TRACES_EXPORTER": "none"}, "", "http://a"),
+        ({telemetry.ENDPOINT: "http://a", "OTEL_METRICS_EXPORTER": "prometheus"}, "http://a", ""),
+        ({telemetry.ENDPOINT: "http://a", "OTEL_METRICS_EXPORTER": "x, otlp"}, *["http://a"] * 2),
+        ({telemetry.ENDPOINT: "http://a", "OTEL_SDK_DISABLED": "True"}, "", ""),
+        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://b"}, "http://b", ""),
+        (
+            {telemetry.ENDPOINT: "http://a", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://c"},
+            *("http://a", "http://c"),
+        ),
+    ],
+)
+def test_each_signal_goes_where_the_variables_say(
+    given: dict[str, str], traces: str, metrics: str
+) -> None:
+    assert telemetry.endpoint_of(telemetry.TRACES, given) == traces
+    assert telemetry.endpoint_of(telemetry.METRICS, given) == metrics
+
+
 def test_no_endpoint_means_no_export() -> None:
     assert telemetry.configure("gateway", {}) is None
-    unwanted = {telemetry.ENDPOINT: "http://localhost:4317", telemetry.SWITCH: "none"}
-    assert telemetry.configure("gateway", unwanted) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "rule"),
+    [
+        ("OTEL_BSP_SCHEDULE_DELAY", "0", "must be a number above 0, got '0'"),
+        ("OTEL_EXPORTER_OTLP_TIMEOUT", "soon", "must be a number above 0, got 'soon'"),
+        ("OTEL_EXPORTER_OTLP_METRICS_TIMEOUT", "inf", "must be a number above 0, got 'inf'"),
+        ("OTEL_METRIC_EXPORT_INTERVAL", "-1", "must be a number above 0, got '-1'"),
+        ("OTEL_EXPORTER_OTLP_COMPRESSION", "zip", "must be 'gzip', if it is set, got 'zip'"),
+        ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/json", "must be 'grpc', if it is set"),
+        ("OTEL_EXPORTER_OTLP_CERTIFICATE", "/no/such/file", "'/no/such/file' cannot be read"),
+    ],
+)
+def test_what_nothing_could_be_sent_with_is_refused(name: str, value: str, rule: str) -> None:
+    given = {telemetry.ENDPOINT: "http://localhost:4317", name: value}
+    for signal in (telemetry.TRACES, telemetry.METRICS):
+        with pytest.raises(ConfigError, match=f"{name}:? {rule}"):
+            telemetry.endpoint_of(signal, given)
+    assert telemetry.endpoint_of(telemetry.TRACES, {name: value}) == ""
+    assert telemetry.endpoint_of(telemetry.TRACES, {**given, name: ""})
 
 
 def test_an_endpoint_without_the_exporter_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """A finished span as the SDK's own encoder would send it, and which traceparents are some."""
 
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -20,8 +21,9 @@ from opentelemetry.trace import (
 )
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from service_kit.metrics import Metrics
 from service_kit.otlp import Exporter
-from service_kit.telemetry import LINKS_MAX, context_of, traceparent_of
+from service_kit.telemetry import LINKS_MAX, configure, context_of, traceparent_of
 from tests.support.kept_spans import KeptSpans
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -36,11 +38,12 @@ ATTRIBUTES: dict[str, Any] = {
 }
 
 
-def made_by_the_sdk(fields: dict[str, Any], service: str) -> Any:
+def made_by_the_sdk(fields: dict[str, Any]) -> Any:
     """The same span, and what its encoder makes of it."""
     exporter = InMemorySpanExporter()
+    whose = {"service.name": "kaiten-test", "service.version": version("kaiten")}
     provider = TracerProvider(
-        resource=Resource.create({"service.name": service}),
+        resource=Resource.create(whose),
         span_limits=SpanLimits(max_links=LINKS_MAX),
     )
     provider.add_span_processor(SimpleSpanProcessor(exporter))
@@ -70,8 +73,8 @@ def test_it_is_what_the_sdk_would_send(parent: str | None, kind: SpanKind, error
     kept, exporter = KeptSpans(), Exporter("http://127.0.0.1:1", "test")
     kept.sink().put("s", links=MEMBERS, attributes=ATTRIBUTES, start_ns=5, end_ns=9, **fields)
     ours = exporter._translate_data(kept.get_finished_spans())
-    theirs = made_by_the_sdk(fields, "kaiten-test")
-    # Ids are drawn; a link from nowhere is no other process's.
+    theirs = made_by_the_sdk(fields)
+    # Ids are drawn.
     for sent in (ours, theirs):
         span = sent.resource_spans[0].scope_spans[0].spans[0]
         assert len(span.span_id) == 8
@@ -80,8 +83,6 @@ def test_it_is_what_the_sdk_would_send(parent: str | None, kind: SpanKind, error
         span.span_id = span.trace_id = b""
         # Set or not, an empty one says nothing.
         span.status.SetInParent()
-        for link in span.links:
-            link.flags = 0
     assert ours == theirs
     exporter.shutdown()
 
@@ -95,6 +96,18 @@ def test_what_is_not_said_to_be_plain_goes_by_tls(endpoint: str, is_plain: bool)
     exporter = Exporter(endpoint, "test")
     assert exporter._insecure is is_plain
     exporter.shutdown()
+
+
+def test_spans_may_go_elsewhere_than_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://127.0.0.2:2")
+    spans, metrics = configure("test"), Metrics("test", is_scraped=False)
+    assert spans is not None
+    assert spans._sending is not None
+    assert spans._sending._exporter._endpoint == "127.0.0.2:2"
+    assert metrics._exporter._endpoint == "127.0.0.1:1"
+    for each in (spans, metrics):
+        each.close()
 
 
 @pytest.mark.parametrize(
