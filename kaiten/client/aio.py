@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from types import TracebackType
@@ -117,7 +116,7 @@ async def _follow(calls: Calls) -> AsyncGenerator[Delta | None, None]:
                 if calls.go_on:
                     raise RequestCancelledError("the client was closed") from None
             if calls.go_on:
-                await asyncio.sleep(following.wait_s_after(error, now_s=time.monotonic()))
+                await asyncio.sleep(calls.wait_s_after(error))
     finally:
         calls.end()
 

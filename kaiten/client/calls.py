@@ -1,12 +1,13 @@
 """The calls that follow one request, one after another; of either client."""
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import grpc
 
 from kaiten.client.connection import Lifetime, deadline_of, seconds_left
-from kaiten.client.errors import RequestCancelledError
+from kaiten.client.errors import ApiError, RequestCancelledError
 from kaiten.client.following import Following
 from kaiten.v1 import inference_service_pb2 as pb
 from kaiten.v1.inference_service_pb2_grpc import InferenceServiceStub
@@ -55,6 +56,12 @@ class Calls:
         if self._is_closed:
             self._rpc.cancel()
         return self._rpc
+
+    def wait_s_after(self, error: ApiError | None) -> float:
+        """As Following's, and no longer than the request has time."""
+        now_s = time.monotonic()
+        wait_s = self.following.wait_s_after(error, now_s=now_s)
+        return wait_s if self._deadline_s is None else min(wait_s, max(0, self._deadline_s - now_s))
 
     def end(self) -> None:
         """Cancel the call that is under way, if one is."""

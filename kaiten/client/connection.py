@@ -113,5 +113,5 @@ def seconds_left(deadline_s: float | None) -> float | None:
         return None
     left_s = deadline_s - time.monotonic()
     if left_s <= 0:
-        raise DeadlineExceededError("the request's time ran out while its service was away")
+        raise DeadlineExceededError("the request's time ran out while its service was away or full")
     return left_s

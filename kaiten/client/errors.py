@@ -98,8 +98,11 @@ KINDS: Final[dict[grpc.StatusCode, type[ApiError]]] = {
     grpc.StatusCode.PERMISSION_DENIED: UnauthenticatedError,
 }
 
-# gRPC's word, with the code of an overload: nobody has room for it later.
-TOO_LARGE: Final = "Received message larger than max"
+# gRPC's words, with the code of an overload: nobody has room for it later.
+TOO_LARGE: Final = ("Received message larger than max", "received metadata size exceeds")
+# Its words for a stream that broke, with codes of many kinds: what a proxy does whose gateway died.
+BROKEN: Final = ("Stream removed", "RST_STREAM")
+NOT_BROKEN: Final = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 
 
 def from_rpc_error(error: grpc.RpcError) -> ApiError:
@@ -120,8 +123,10 @@ def from_rpc_error(error: grpc.RpcError) -> ApiError:
             return CertificateError(problem)
         message = explained(message)
     kind = KINDS.get(error.code(), InternalServerError)
-    if TOO_LARGE in message:
-        kind, message = InvalidRequestError, f"too large for one message: {message}"
+    if any(words in message for words in TOO_LARGE):
+        kind, message = InvalidRequestError, f"too large for one call: {message}"
+    elif error.code() not in NOT_BROKEN and any(words in message for words in BROKEN):
+        kind = UnavailableError
     return kind(
         message,
         retry_after_s=retry_after_s,

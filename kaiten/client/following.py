@@ -30,11 +30,13 @@ from kaiten.client.results import (
     timings_from_proto,
     usage_from_proto,
 )
+from kaiten.v1 import common_pb2
 from kaiten.v1 import inference_service_pb2 as pb
 from kaiten.waits import doubled_s
 
 WAIT_S_MIN: Final = 0.05
 WAIT_S_MAX: Final = 2.0
+NOT_NOW: Final = (UnavailableError, RequestCancelledError, OverloadedError)
 
 
 @dataclass(slots=True, eq=False)
@@ -84,6 +86,8 @@ class Following:
         self._done: pb.Done | None = None
         self._failures = 0
         self._lost_at_s: float | None = None
+        # A connection broke, and whoever was at its other end may live.
+        self._was_cut = False
         self._refused_at_s: float | None = None
 
     def __repr__(self) -> str:
@@ -142,12 +146,18 @@ class Following:
         Raises the error when another call is no use or has been tried for `resume_s`. A
         cancellation that we did not ask for is a server going away: a request ends by an event.
         """
+        full_s = 0.0
         if isinstance(error, OverloadedError):
-            return self._wait_s_for_room(error, now_s)
-        if error is not None and not isinstance(error, UnavailableError | RequestCancelledError):
+            # Who has lost a gateway looks for another, and for one that has room.
+            if not self._is_accepted or self._lost_at_s is None:
+                return self._wait_s_for_room(error, now_s)
+            full_s = error.retry_after_s or 0.0
+        elif error is None or not error.is_of_service:
+            self._was_cut = True
+        if error is not None and not isinstance(error, NOT_NOW):
             raise error
         self._failures += 1
-        wait_s = doubled_s(WAIT_S_MIN, self._failures, WAIT_S_MAX)
+        wait_s = max(full_s, doubled_s(WAIT_S_MIN, self._failures, WAIT_S_MAX))
         if self._lost_at_s is None:
             self._lost_at_s = now_s
         if now_s + wait_s - self._lost_at_s > self._resume_s:
@@ -206,6 +216,12 @@ class Following:
         return delta
 
     def _on_finished(self, finished: pb.ChoiceFinished) -> None:
+        is_cancelled = finished.reason == common_pb2.FINISH_REASON_CANCELLED
+        if is_cancelled and self._was_cut and not self._keep_running:
+            raise UnavailableError(
+                "the connection broke, which its gateway took for leaving: the request was"
+                " cancelled. Ask again under another id, or with keep_running=True"
+            )
         choice = self._choice(finished.choice)
         if choice.reason is None:
             self._progressed()

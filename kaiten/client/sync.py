@@ -117,7 +117,7 @@ def _follow(calls: Calls) -> Generator[Delta | None, None, None]:
             except grpc.RpcError as rpc_error:
                 error = from_rpc_error(rpc_error)
             if calls.go_on:
-                time.sleep(following.wait_s_after(error, now_s=time.monotonic()))
+                time.sleep(calls.wait_s_after(error))
     finally:
         calls.end()
 

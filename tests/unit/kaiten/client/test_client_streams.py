@@ -19,6 +19,7 @@ from kaiten.client.errors import (
     OverloadedError,
     RequestCancelledError,
     UnavailableError,
+    from_rpc_error,
 )
 from kaiten.client.following import WAIT_S_MAX, Following
 from kaiten.client.results import Completion
@@ -34,18 +35,24 @@ WAIT_S = 60.0
 WHOLE = [accepted(), delta(0, "abc"), delta(3, "de"), finished(5), done(5)]
 
 
+def _of_client(options: dict[str, Any]) -> dict[str, Any]:
+    """The client's own options, and no others left with it."""
+    given = {name: options.pop(name) for name in ("overload_s", "metadata") if name in options}
+    return {"resume_s": options.pop("resume_s", WAIT_S)} | given
+
+
 async def complete_sync(address: str, **options: Any) -> Completion:
     """The sync client, in a thread because the server lives on this loop."""
 
     def run() -> Completion:
-        with Client(address, resume_s=options.pop("resume_s", WAIT_S)) as client:
+        with Client(address, **_of_client(options)) as client:
             return client.complete(options.pop("prompt", "hi"), **options)
 
     return await asyncio.wait_for(asyncio.to_thread(run), WAIT_S)
 
 
 async def complete_async(address: str, **options: Any) -> Completion:
-    async with AsyncClient(address, resume_s=options.pop("resume_s", WAIT_S)) as client:
+    async with AsyncClient(address, **_of_client(options)) as client:
         call = client.complete(options.pop("prompt", "hi"), **options)
         return await asyncio.wait_for(call, WAIT_S)
 
@@ -139,8 +146,10 @@ async def test_details_that_are_none_do_not_hide_the_error(complete: Complete) -
 async def test_more_than_a_message_holds_is_no_overload(complete: Complete) -> None:
     """What gRPC calls exhausted has room at no other time."""
     async with ScriptedGateway() as gateway:
-        with pytest.raises(InvalidRequestError, match="too large for one message"):
+        with pytest.raises(InvalidRequestError, match="too large for one call"):
             await complete(gateway.address, prompt="a" * (4 << 20))
+        with pytest.raises(InvalidRequestError, match="too large for one call"):
+            await complete(gateway.address, metadata=[("x-long", "a" * (32 << 10))])
 
 
 @both
@@ -176,6 +185,54 @@ async def test_a_break_afterwards_attaches_where_it_was(complete: Complete, ends
     assert isinstance(attach, pb.AttachRequest)
     assert (attach.request_id, list(attach.positions)) == ("r", [2, 1])
     assert attach.return_token_ids is True
+
+
+@both
+async def test_a_request_that_ends_with_its_connection_is_no_answer(complete: Complete) -> None:
+    """A gateway that lives takes a broken connection for a client that has left."""
+    first = [accepted(), delta(0, "ab")]
+    cancelled = finished(3, reason=common_pb2.FINISH_REASON_CANCELLED)
+    second = [accepted(), delta(2, "c"), cancelled, done(3)]
+    async with ScriptedGateway(first, second) as gateway:
+        with pytest.raises(UnavailableError, match="which its gateway took for leaving"):
+            await complete(gateway.address)
+    async with ScriptedGateway(first, second) as gateway:
+        answer = await complete(gateway.address, keep_running=True)
+    async with ScriptedGateway([*first, errors.Unavailable("gone")], second) as gateway:
+        assert await complete(gateway.address, request_id=answer.request_id) == answer
+    assert (answer.text, answer.choices[0].finish_reason) == ("abc", "cancelled")
+
+
+@both
+async def test_who_lost_a_gateway_waits_for_room_at_another(complete: Complete) -> None:
+    first = [accepted(), delta(0, "ab"), errors.Unavailable("gone")]
+    full = errors.Overloaded("too many streams", 0.01)
+    second = [accepted(), delta(2, "c"), finished(3), done(3)]
+    async with ScriptedGateway(first, [full], [full], second) as gateway:
+        assert (await complete(gateway.address)).text == "abc"
+
+
+@both
+async def test_no_wait_is_longer_than_the_request_has_time(complete: Complete) -> None:
+    full = errors.Overloaded("queue full", 1e6)
+    async with ScriptedGateway([full]) as gateway:
+        with pytest.raises(DeadlineExceededError, match="while its service was away or full"):
+            await complete(gateway.address, timeout_s=0.5, overload_s=math.inf)
+
+
+def test_a_stream_that_a_proxy_resets_is_a_service_that_is_away() -> None:
+    """Its gateway went away; gRPC has several codes for what the proxy says then."""
+
+    class Reset(grpc.RpcError):
+        def __init__(self, code: grpc.StatusCode, details: str) -> None:
+            self.code, self.details = lambda: code, lambda: details
+            self.trailing_metadata = lambda: ()
+
+    said = "Stream removed (RST_STREAM (Received RST_STREAM with error code 2))"
+    for code in ("INTERNAL", "UNKNOWN", "RESOURCE_EXHAUSTED", "UNAVAILABLE"):
+        assert type(from_rpc_error(Reset(grpc.StatusCode[code], said))) is UnavailableError
+    late = Reset(grpc.StatusCode.DEADLINE_EXCEEDED, "Stream removed (Deadline Exceeded)")
+    assert type(from_rpc_error(late)) is DeadlineExceededError
 
 
 @both
