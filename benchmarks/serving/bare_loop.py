@@ -121,6 +121,8 @@ class BareLoop:
         plan = self._core.apply(MakePlan(worker_id=WORKER), 0).plan
         assert plan is not None, "what runs needs a plan after every step"
         counts = self._rows.apply(to_worker(plan, self._output_of))
+        if plan.swaps:
+            self._device.swap_blocks(plan.swaps)
         if plan.copies:
             self._device.copy_blocks(plan.copies)
         inputs = self._rows.step_inputs(counts)

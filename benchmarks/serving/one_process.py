@@ -71,6 +71,7 @@ def to_worker(plan: Plan, output_of: Callable[[int], int]) -> plans.Plan:
         ),
         appends=plan.appends,
         replacements=plan.replacements,
+        swaps=plan.swaps,
         copies=plan.copies,
         chunks=plan.chunks,
         membership_checksum=plan.checksum,
