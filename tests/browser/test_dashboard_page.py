@@ -85,7 +85,7 @@ CELL = """(() => {
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WholeStack]:
     """Few slots, few blocks, and an archive. Nobody kills a part of it."""
     folder = tmp_path_factory.mktemp("dashboard")
-    small = {"slots": SLOTS, "kv_blocks": 320}
+    small = {"slots": SLOTS, "kv_blocks": 320, "kv_host_memory_mb": 50}
     kept = {"archive_dir": folder / "archive"}
     with WholeStack(folder, worker_flags=small, scheduler_flags=kept) as stack:
         yield stack
@@ -261,6 +261,12 @@ async def test_a_full_batch_is_seen_and_why_others_wait(page: Tab, stack: WholeS
         assert cached > 0
         note = await page.look("document.getElementById('blocks-note').textContent")
         assert re.match(r"320 of 16 tokens: \d+ held, \d+ shared", note), note
+        # Who ended has left blocks that others needed since.
+        await page.until(
+            "/host blocks[1-9]\\d* of \\d+/.test(document.getElementById('workers').textContent)"
+        )
+        note = await page.look("document.getElementById('blocks-note').textContent")
+        assert re.search(r"; \d+ of \d+ in the host's memory hold what had to go$", note), note
         for kind in ("ttft", "gap"):
             await page.until(
                 f"/^half below/.test(document.getElementById('{kind}-note').textContent)"
