@@ -57,7 +57,7 @@ IN_ORDER: Final = (
     Part(name="serving.arrivals", seconds=30),
     Part(name="attention.prefill", seconds=5),
     Part(name="beside_transformers.beside", seconds=30),
-    Part(name="steps.idle", seconds=15),
+    Part(name="steps.idle", seconds=10),
     Part(name="attention.fp8", seconds=5),
     Part(name="serving.distance", seconds=20),
     Part(name="serving.large", seconds=20),
@@ -66,6 +66,7 @@ IN_ORDER: Final = (
     Part(name="attention.blocks", seconds=10),
     Part(name="attention.chunks", seconds=5),
     Part(name="serving.watched", seconds=10),
+    Part(name="swaps.speed", seconds=5),
     Part(name="attention.beside_flashinfer", seconds=5),
 )
 ALL: Final = (*SMOKE, *BESIDE, *IN_ORDER)
