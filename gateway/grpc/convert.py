@@ -106,16 +106,20 @@ def error_to_proto(error: KaitenError) -> pb.RequestError:
 
 
 def tokenize_from_proto(message: model_pb.TokenizeRequest) -> GenerationRequest:
-    if message.WhichOneof("input") == "conversation":
-        prompt: Prompt = chat_from_proto(message.conversation)
-    else:
-        prompt = TextPrompt(text=message.text)
+    match message.WhichOneof("input"):
+        case "text":
+            prompt: Prompt = TextPrompt(text=message.text)
+        case "conversation":
+            _choice(message.conversation)
+            prompt = chat_from_proto(message.conversation)
+        case _:
+            raise InvalidRequest("input", "one of text and conversation must be set")
     return GenerationRequest(prompt=prompt, body_hash=b"", model=message.model)
 
 
 def detokenize_from_proto(message: model_pb.DetokenizeRequest) -> GenerationRequest:
     return GenerationRequest(
-        prompt=TokenPrompt(token_ids=tuple(_few(TokenPrompt.field, message.token_ids, IDS_MAX))),
+        prompt=TokenPrompt(token_ids=tuple(_few("token_ids", message.token_ids, IDS_MAX))),
         body_hash=b"",
         model=message.model,
         show_special_tokens=message.show_special_tokens,
@@ -207,10 +211,7 @@ def chat_from_proto(message: pb.Conversation) -> ChatPrompt:
         tools = ()
     return ChatPrompt(
         messages=tuple(_message(turn) for turn in _few(ChatPrompt.field, message.messages)),
-        options=tuple(
-            (option.name, getattr(option, option.WhichOneof("value") or "text"))
-            for option in _few("conversation.template_options", message.template_options)
-        ),
+        options=_options(message.template_options),
         tools=tuple(
             Tool(
                 name=tool.name,
@@ -221,6 +222,19 @@ def chat_from_proto(message: pb.Conversation) -> ChatPrompt:
             for tool in tools
         ),
     )
+
+
+def _options(given: Sequence[pb.TemplateOption]) -> tuple[tuple[str, object], ...]:
+    field = "conversation.template_options"
+    found: dict[str, object] = {}
+    for option in _few(field, given):
+        kind = option.WhichOneof("value")
+        if kind is None:
+            raise InvalidRequest(field, f"{option.name[:64]!r} must have flag, text or number")
+        if option.name in found:
+            raise InvalidRequest(field, f"must not name an option twice, got {option.name[:64]!r}")
+        found[option.name] = getattr(option, kind)
+    return tuple(found.items())
 
 
 def _message(turn: pb.ChatMessage) -> Message:

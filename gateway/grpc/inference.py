@@ -184,7 +184,7 @@ class ModelServicer(model_grpc.ModelServiceServicer):
         self, request: model_pb.DetokenizeRequest, context: Context
     ) -> model_pb.DetokenizeResponse:
         await _tenant(self._keyring, context)
-        text = await self._service.detokenize(detokenize_from_proto(request))
+        text = await self._service.detokenize(detokenize_from_proto(request), "token_ids")
         return model_pb.DetokenizeResponse(text=text)
 
 

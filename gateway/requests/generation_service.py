@@ -21,7 +21,7 @@ from gateway.requests.delivery import Deliveries, Delivery
 from gateway.requests.door import Door
 from gateway.requests.output_grammars import OutputGrammars
 from gateway.requests.presentation import Presenter
-from gateway.requests.prompts import Prompter, is_long
+from gateway.requests.prompts import COUNTED_CONTEXTS, Prompter, is_long
 from gateway.requests.reading import constrained, is_held, marks
 from gateway.requests.replay import Replay
 from gateway.requests.stream import Accepted, Choice, Generation
@@ -30,9 +30,10 @@ from gateway.requests.validation import (
     REQUEST_ID,
     Limits,
     check,
+    check_model,
     check_request_id,
 )
-from gateway.tenants import Tenant
+from gateway.tenants import TENANT_NAME, Tenant
 from gateway.text.detokenizer import decode_in_turns
 from gateway.text.model_card import ModelCard
 from gateway.values.generation_request import ChatPrompt, GenerationRequest, TokenPrompt
@@ -274,6 +275,8 @@ class GenerationService:
         """
         if of and of != tenant.name and not tenant.is_operator:
             raise Forbidden("tenant: only an operator's key may name another tenant")
+        if of and not TENANT_NAME.fullmatch(of):
+            raise InvalidRequest("tenant", f"must match {TENANT_NAME.pattern}")
         if not request_id:
             raise InvalidRequest("request_id", "must be given")
         *_, bare = ids = own_ids(request_id)
@@ -301,15 +304,20 @@ class GenerationService:
             context = limits.context_tokens_max
             return await self._prompter.token_ids(request.prompt, tenant.name, context)
 
-    async def detokenize(self, request: GenerationRequest) -> str:
-        """The text of a TokenPrompt."""
+    async def detokenize(self, request: GenerationRequest, field: str) -> str:
+        """The text of a TokenPrompt, of as many tokens as `tokenize` may tell of. `field`: where
+        they were written.
+        """
         with self.door.opening():
-            check(request, self.limits, self.card.name)
             assert isinstance(request.prompt, TokenPrompt)
+            limits, token_ids = self.limits, request.prompt.token_ids
+            check_model(request.model, self.card.name)
+            most = COUNTED_CONTEXTS * limits.context_tokens_max
+            validation.check_token_ids(field, token_ids, most, limits)
             pieces = (
                 self.card.pieces_with_special if request.show_special_tokens else self.card.pieces
             )
-            return await decode_in_turns(pieces, request.prompt.token_ids)
+            return await decode_in_turns(pieces, token_ids)
 
     async def drained(self) -> None:
         """Wait until nobody is followed here any more."""

@@ -143,8 +143,7 @@ def check(
 ) -> None:
     """Raise everything wrong with a request. No number in it makes this allocate anything."""
     check_request_id(request.request_id)
-    if request.model not in ("", model_name):
-        raise NotFound(f"model {request.model[:128]!r}")
+    check_model(request.model, model_name)
     wrong = _broken(
         (
             partial(_integer, "n", request.n, 1, limits.choices_max),
@@ -205,6 +204,12 @@ def _broken(rules: Iterable[Rule]) -> list[InvalidRequest]:
         except InvalidRequest as error:
             wrong.append(error)
     return wrong
+
+
+def check_model(name: str, served: str) -> None:
+    """Empty means: the only one. NotFound."""
+    if name not in ("", served):
+        raise NotFound(f"model {name[:128]!r}")
 
 
 def check_request_id(request_id: str) -> None:
@@ -359,6 +364,13 @@ def _encodable(field: str, text: str) -> bytes:
         raise InvalidRequest(field, "must be valid Unicode text, has a lone surrogate") from None
 
 
+def check_token_ids(field: str, token_ids: Sequence[int], most: int, limits: Limits) -> None:
+    """InvalidRequest: they are none, too many or not of the vocabulary."""
+    if not token_ids:
+        raise InvalidRequest(field, "must give at least one token")
+    _token_ids(field, token_ids, most, limits)
+
+
 def _token_ids(field: str, token_ids: Sequence[int], most: int, limits: Limits) -> None:
     """A bounded list of the vocabulary's ids."""
     if len(token_ids) > most:
@@ -384,6 +396,5 @@ def _number(field: str, value: float | None, least: float, most: float) -> None:
 
 
 def _positive(field: str, value: float | None, most: float) -> None:
-    _number(field, value, 0.0, most)
-    if value == 0.0:
-        raise InvalidRequest(field, f"must be more than 0 and at most {most:g}, got 0")
+    if value is not None and not 0.0 < value <= most:
+        raise InvalidRequest(field, f"must be more than 0 and at most {most:g}, got {value}")

@@ -134,6 +134,10 @@ def test_of_a_request_that_nobody_knows_nothing_is_told(
     wrong = httpx.get(f"{door.http}/v1/requests/{'x' * 200}/explain", timeout=WAIT_S)
     assert wrong.status_code == 400
     assert wrong.json()["error"]["message"].startswith("id: must match")
+    wrong = httpx.get(
+        f"{door.http}/v1/requests/nobody/explain", params={"tenant": "a:b"}, timeout=WAIT_S
+    )
+    assert wrong.json()["error"]["message"].startswith("tenant: must match")
     with pytest.raises(SystemExit) as ended:
         main(["explain", "nobody", "--address", door.grpc])
     assert ended.value.code == 1

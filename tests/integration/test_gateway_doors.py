@@ -280,6 +280,19 @@ async def test_tokenize_and_detokenize_over_both_doors(
     typed = await models.Tokenize(model_pb.TokenizeRequest(text="hello 😀"))
     assert list(typed.token_ids) == ids
     assert (await models.Detokenize(model_pb.DetokenizeRequest(token_ids=ids))).text == "hello 😀"
+    # An output and its prompt may be a whole context, and be told of as one.
+    full = ids[:1] * stack.gateway.card.context_tokens_max
+    told = await models.Detokenize(model_pb.DetokenizeRequest(token_ids=full))
+    back = await http.post("/detokenize", json={"tokens": full})
+    assert back.json() == {"prompt": told.text}
+    for field, ask in (
+        ("input", models.Tokenize(model_pb.TokenizeRequest())),
+        ("token_ids", models.Detokenize(model_pb.DetokenizeRequest())),
+        ("token_ids", models.Detokenize(model_pb.DetokenizeRequest(token_ids=full * 5))),
+    ):
+        with pytest.raises(grpc.aio.AioRpcError, match=f'details = "{field}: ') as caught:
+            await ask
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     stack.says("x")
     await http.post("/v1/chat/completions", json={"messages": USER})
     chat = (await http.post("/tokenize", json={"messages": USER})).json()

@@ -271,9 +271,9 @@ BIAS = tuple((token_id, 1.0) for token_id in range(99))
     ("asked", "said"),
     [
         ({"repetition_penalty": 0.0}, "more than 0 and at most 2, got 0"),
-        ({"repetition_penalty": 2.001}, r"in \[0, 2\]"),
-        ({"repetition_penalty": math.nan}, r"in \[0, 2\], got nan"),
-        ({"repetition_penalty": -1.0}, r"in \[0, 2\]"),
+        ({"repetition_penalty": 2.001}, "more than 0 and at most 2, got 2.00"),
+        ({"repetition_penalty": math.nan}, "more than 0 and at most 2, got nan"),
+        ({"repetition_penalty": -1.0}, "more than 0 and at most 2, got -1"),
         ({"presence_penalty": -2.001}, r"in \[-2, 2\]"),
         ({"presence_penalty": math.nan}, r"in \[-2, 2\], got nan"),
         ({"frequency_penalty": math.inf}, r"in \[-2, 2\], got inf"),
