@@ -14,6 +14,8 @@ from structlog.typing import Processor
 from service_kit.errors import ConfigError
 
 LEVELS: Final = ("debug", "info", "warning", "error")
+SELDOM_S: Final = 60.0
+SAID_MAX: Final = 256
 
 
 class _Unfailing:
@@ -33,6 +35,29 @@ class _Unfailing:
             self._stream.flush()
 
 
+class _Seldom(logging.Filter):
+    """What OpenTelemetry says of a collector it says once a minute, and not at each try: one may be
+    away for days.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        # By what is said, of which signal, and why.
+        self._said_s: dict[tuple[str, ...], float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if not record.name.startswith("opentelemetry."):
+            return True
+        args = record.args if isinstance(record.args, tuple) else ()
+        key = (record.msg, *map(str, args[:2]))
+        if record.created - self._said_s.get(key, 0.0) < SELDOM_S:
+            return False
+        if len(self._said_s) >= SAID_MAX:
+            self._said_s.clear()
+        self._said_s[key] = record.created
+        return True
+
+
 def configure(service: str, level: str = "info") -> None:
     """Set up structlog for this process. Called once, by the service's main."""
     if level not in LEVELS:
@@ -46,6 +71,7 @@ def configure(service: str, level: str = "info") -> None:
         logger_factory=structlog.WriteLoggerFactory(_Unfailing(sys.stderr)),  # type: ignore[arg-type]
     )
     handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(_Seldom())
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[*shared, structlog.stdlib.add_logger_name],

@@ -67,6 +67,11 @@ _FILES: Final = [
 _TRACEPARENT: Final = re.compile(
     "[ \t]*([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(?:(-.*)|[ \t]*)"
 )
+# Of what is sent along, one: as the SDK takes it, printable and without quotes.
+_HEADER: Final = re.compile(
+    r"""[ \t]*([\w!#$%&'*+.^`|~-]+[ \t]*=[ \t]*[^\x00-\x1f",;\\\x7f-\U0010ffff]*[ \t]*)?""",
+    re.ASCII,
+)
 _NS_PER_S: Final = 1_000_000_000
 
 
@@ -256,6 +261,10 @@ def _check(given: Mapping[str, str]) -> None:
     for name in _FILES:
         if (text := given.get(name)) and not os.access(text, os.R_OK):
             raise ConfigError(f"{name}: {text!r} cannot be read")
+    for each in _EACH:
+        if not all(map(_HEADER.fullmatch, given.get(f"{each}HEADERS", "").split(","))):
+            # Not what it is: somebody's key.
+            raise ConfigError(f"{each}HEADERS must be name=value, with commas between several")
 
 
 def _is_above_0(text: str) -> bool:

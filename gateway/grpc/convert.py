@@ -60,6 +60,7 @@ def ask_from_proto(
         with_cursors=message.return_cursors,
         **_parsing(message),
         priority=message.priority,
+        is_stream=True,
         timeout_s=timeout_s,
         grace_s=grace_s,
         traceparent=traceparent,

@@ -61,6 +61,7 @@ class Trace:
         "context",
         "is_chat",
         "is_repeat",
+        "is_stream",
         "ledger_id",
         "parent",
         "request_id",
@@ -73,6 +74,7 @@ class Trace:
         self, request: GenerationRequest, parent: SpanContext | None, context: SpanContext | None
     ) -> None:
         self.is_chat = isinstance(request.prompt, ChatPrompt)
+        self.is_stream = request.is_stream
         self.sampling, self.choice_count = request.sampling, request.n or 1
         # Until it has one of its own.
         self.request_id, self.ledger_id = request.request_id, ""
@@ -157,10 +159,11 @@ class Tracing:
         *,
         input_tokens: int,
         output_tokens: int,
+        first_s: float = 0.0,
         done: Done | None = None,
     ) -> None:
-        """A request is no longer followed. `reasons`: of the choices that ended; `done`: if all
-        of it is over.
+        """A request is no longer followed. `reasons`: of the choices that ended; `first_s`: until
+        the first output was on its way, if there was some; `done`: if all of it is over.
         """
         if self._spans is None or not self.keeps(trace, outcome, reasons, done):
             return
@@ -172,6 +175,8 @@ class Tracing:
             semconv.GEN_AI_RESPONSE_MODEL: self._model,
             semconv.GEN_AI_RESPONSE_FINISH_REASONS: names,
         }
+        if trace.is_stream and first_s:
+            attributes[semconv.GEN_AI_RESPONSE_TIME_TO_FIRST_CHUNK] = first_s
         if done is not None:
             attributes[semconv.GEN_AI_USAGE_CACHE_READ_INPUT_TOKENS] = done.usage.cached_tokens
             attributes["kaiten.preemptions"] = done.timings.preemptions
@@ -258,6 +263,8 @@ def _asked(trace: Trace) -> dict[str, AttributeValue]:
         for field, name in _SAMPLING.items()
         if sampling.HasField(field)
     }
+    if trace.is_stream:
+        asked[semconv.GEN_AI_REQUEST_STREAM] = True
     if trace.choice_count != 1:
         asked[semconv.GEN_AI_REQUEST_CHOICE_COUNT] = trace.choice_count
     if trace.request_id:

@@ -69,13 +69,17 @@ def _requests(api: Api, exchange: HttpExchange, body: GenerationBody) -> list[Ge
             "must be a single one where the request has a name (Idempotency-Key, line of a batch)"
         )
         raise InvalidRequest("prompt", rule)
-    return [with_headers(request, exchange) for request in requests]
+    is_stream = bool(body.stream)
+    return [with_headers(request, exchange, is_stream=is_stream) for request in requests]
 
 
-def with_headers(request: GenerationRequest, exchange: HttpExchange) -> GenerationRequest:
+def with_headers(
+    request: GenerationRequest, exchange: HttpExchange, *, is_stream: bool
+) -> GenerationRequest:
     """A request that was made of a body, with what the headers say."""
     return replace(
         request,
+        is_stream=is_stream,
         request_id=exchange.header(KEY_HEADER),
         body_hash=exchange.body_digest,
         timeout_s=_timeout_s(exchange.header(TIMEOUT_HEADER)),

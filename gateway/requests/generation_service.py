@@ -157,6 +157,7 @@ class GenerationService:
             reasons,
             input_tokens=visit.prompt_tokens,
             output_tokens=total,
+            first_s=max(0, visit.first_ns - visit.started_ns) / 1e9,
             done=done,
         )
         self._request_log.closed(generation.id, visit, outcome, total, generation.done_message)

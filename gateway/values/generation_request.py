@@ -131,6 +131,8 @@ class GenerationRequest:
     include_stop: bool = False
     show_special_tokens: bool = False
     with_cursors: bool = False
+    # Its client is told event by event.
+    is_stream: bool = field(default=False, compare=False)
     # The gateway reads the output: tool calls and reasoning come apart from its text.
     is_read: bool = False
     # Names of tools of which one must be called; empty: as the model likes.

@@ -53,7 +53,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
         yield running
 
 
-def check_request(stack: Seen, trace_id: str) -> None:
+def check_request(stack: Seen, trace_id: str, *, is_stream: bool) -> None:
     """Client → gateway → queue → prefill → decode, and the iterations point at it."""
     spans = stack.trace(trace_id)
     root = spans["text_completion mini"]
@@ -85,6 +85,9 @@ def check_request(stack: Seen, trace_id: str) -> None:
     iteration = linking()[0]
     assert iteration.trace_id != root.trace_id
     assert iteration.parent_span_id == b""
+    told = {each.key: each.value for each in root.attributes}
+    streamed = ("gen_ai.request.stream", "gen_ai.response.time_to_first_chunk")
+    assert [name in told for name in streamed] == [is_stream] * 2
 
     def below() -> list[Any]:
         steps = stack.collector.named("kaiten.worker.step")
@@ -104,7 +107,7 @@ def test_http(stack: Seen) -> None:
         timeout=WAIT_S,
     )
     assert reply.status_code == 200
-    check_request(stack, trace_id)
+    check_request(stack, trace_id, is_stream=False)
 
 
 def generate(stack: Seen, traceparent: str, **fields: Any) -> None:
@@ -122,7 +125,7 @@ def test_grpc(stack: Seen) -> None:
     trace_id = "1bf7651916cd43dd8448eb211c80319c"
     sampling = SamplingParams(max_tokens=100, ignore_eos=True)
     generate(stack, f"00-{trace_id}-{PARENT}-01", sampling=sampling)
-    check_request(stack, trace_id)
+    check_request(stack, trace_id, is_stream=True)
 
 
 def test_a_client_that_wants_no_trace_gets_none(stack: Seen) -> None:

@@ -69,7 +69,8 @@ async def create_response(api: Api, exchange: HttpExchange, body: ResponseBody) 
         is_kept = body.is_stored and not asked.sampling_wrong
         kept = await packed(note) if is_kept else b""
         goes_on = bool(body.background) or exchange.keeps_running
-        request = replace(with_headers(asked, exchange), keep_running=goes_on, note=kept)
+        named = with_headers(asked, exchange, is_stream=bool(body.stream))
+        request = replace(named, keep_running=goes_on, note=kept)
         generation = await service.generate(request, tenant)
     exchange.accepted()
     with service.following(generation):

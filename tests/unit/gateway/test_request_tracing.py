@@ -41,6 +41,7 @@ class Seen:
         is_repeat: bool = False,
         seed: int = 3,
         error: BaseException | None = None,
+        is_stream: bool = False,
     ) -> Visit:
         """One request of tenant acme that ends for length, unless it is left for an error."""
         sampling = SamplingParams(max_tokens=7, temperature=0.9, seed=seed)
@@ -50,6 +51,7 @@ class Seen:
             traceparent=traceparent,
             sampling=sampling,
             n=n,
+            is_stream=is_stream,
         )
         tenant = Tenant(name="acme")
         with self.meters.opening(ask, tenant) as visit, self.tracing.opening(ask) as trace:
@@ -64,7 +66,8 @@ class Seen:
         outcome = outcome_of(reasons, error, goes_on=False)
         is_kept = self.tracing.keeps(trace, outcome, reasons, done)
         self.meters.closed(visit, [7], outcome, is_kept=is_kept)
-        self.tracing.closed(trace, outcome, reasons, input_tokens=4, output_tokens=7, done=done)
+        counts = {"input_tokens": 4, "output_tokens": 7}
+        self.tracing.closed(trace, outcome, reasons, **counts, first_s=0.25, done=done)
         return visit
 
     @property
@@ -131,6 +134,16 @@ def test_it_says_what_the_conventions_ask_for_and_no_text() -> None:
         "messaging.operation.name": "send",
         "messaging.message.id": "mine",
     }
+
+
+def test_a_stream_is_one_and_says_when_it_began() -> None:
+    """Which is of no answer that is sent whole."""
+    seen = Seen()
+    for is_stream in (True, False):
+        seen.visit(is_stream=is_stream)
+    names = ("gen_ai.request.stream", "gen_ai.response.time_to_first_chunk")
+    told = [[root.attributes.get(name) for name in names] for root in seen.roots]
+    assert told == [[True, 0.25], [None, None]]
 
 
 @pytest.mark.parametrize(

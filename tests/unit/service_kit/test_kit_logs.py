@@ -38,6 +38,33 @@ def test_lines_are_json_with_fields(capsys: pytest.CaptureFixture[str]) -> None:
     assert (theirs["event"], theirs["logger"], theirs["level"]) == ("count is 7", "lib", "warning")
 
 
+def test_a_collector_that_is_away_is_told_of_once_a_minute(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    logs.configure("gateway")
+    exporter, other = logging.getLogger("opentelemetry.exporter"), logging.getLogger("lib")
+    begun_s = 1_800_000_000.0
+    for at_s in (0, 1, 59, 60, 61):
+        for logger, code, signal in (
+            (exporter, "UNAVAILABLE", "traces"),
+            (exporter, "UNAVAILABLE", "metrics"),
+            (exporter, "DEADLINE_EXCEEDED", "traces"),
+            (other, "UNAVAILABLE", "traces"),
+        ):
+            # Its last part is another each time.
+            said = (code, signal, at_s)
+            record = logger.makeRecord(logger.name, logging.WARNING, "", 1, "%s %s %s", said, None)
+            record.created = begun_s + at_s
+            logger.handle(record)
+    told = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [each["event"] for each in told if each["logger"] != "lib"] == [
+        f"{code} {at_s}"
+        for at_s in (0, 60)
+        for code in ("UNAVAILABLE traces", "UNAVAILABLE metrics", "DEADLINE_EXCEEDED traces")
+    ]
+    assert sum(each["logger"] == "lib" for each in told) == 5
+
+
 def test_exceptions_carry_their_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure("gateway")
     structlog.get_logger().error("broke", exc_info=ValueError("why"))
@@ -120,6 +147,27 @@ def test_what_nothing_could_be_sent_with_is_refused(name: str, value: str, rule:
             telemetry.endpoint_of(signal, given)
     assert telemetry.endpoint_of(telemetry.TRACES, {name: value}) == ""
     assert telemetry.endpoint_of(telemetry.TRACES, {**given, name: ""})
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        "Authorization: Bearer secret=",
+        "api-key",
+        "x=1,a b=secret",
+        "x=secret;y",
+        "x=\tsecret\u00e9",
+    ],
+)
+def test_headers_that_are_none_are_refused_and_not_told(secret: str) -> None:
+    """The SDK would write them into the log."""
+    given = {telemetry.ENDPOINT: "http://localhost:4317", "OTEL_EXPORTER_OTLP_HEADERS": secret}
+    with pytest.raises(ConfigError, match="OTEL_EXPORTER_OTLP_HEADERS must be name=value") as found:
+        telemetry.endpoint_of(telemetry.TRACES, given)
+    assert "secret" not in str(found.value)
+    for right in ("api-key=a%20b", "Authorization=Bearer abc==, x-y = 1,", ""):
+        given["OTEL_EXPORTER_OTLP_HEADERS"] = right
+        assert telemetry.endpoint_of(telemetry.TRACES, given)
 
 
 def test_an_endpoint_without_the_exporter_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
