@@ -4,9 +4,12 @@ Not imported with the rest: it needs llguidance, which only these two have.
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 # As it travels: Lark, or llguidance's own JSON.
@@ -14,6 +17,8 @@ GRAMMAR_BYTES_MAX: Final = 64 << 10
 REASON_CHARS_MAX: Final = 300
 # Tokens in a word of a mask.
 BITS: Final = 32
+# A bit for each token.
+Mask: TypeAlias = npt.NDArray[np.uint32]
 
 
 # Compiling takes a tenth of a second at most, and the mask of one token mostly 30 ms: sizes are
@@ -77,6 +82,10 @@ class GrammarTokenizer:
         _spell_out(file)
         size = max(vocab_size, self.end + 1)
         self.tokens = LLTokenizer(json.dumps(file), n_vocab=size, eos_token=self.end)
+        special = [each for each in range(self.end) if self.tokens.is_special_token(each)]
+        self._special = mask_of(special, self.mask_words)
+        # They are few, and near each other.
+        self._special_words = np.flatnonzero(self._special)
 
     def compiled(self, grammar: str) -> LLMatcher:
         """At its beginning. InvalidGrammar."""
@@ -85,6 +94,36 @@ class GrammarTokenizer:
         if matcher.is_error():
             raise InvalidGrammar(one_line(matcher.get_error()))
         return matcher
+
+    def spell_out(self, matchers: Sequence[LLMatcher], masks: Mask) -> None:
+        """A text that must come llguidance takes as a prompt's: where it is that of a control
+        token, a mask has that alone, which the grammar then refuses. In its place the mask has the
+        first of the tokens that write the text, or none if there are none.
+        """
+        special = masks[:, self._special_words] & self._special[self._special_words]
+        for row in np.flatnonzero(special.any(axis=1)).tolist():
+            text = matchers[row].compute_ff_bytes()
+            # A control token that the grammar itself names is marked by a byte that is of no text.
+            if text and not text.startswith(b"\xff"):
+                token_ids = self.tokens.greedy_tokenize(text.decode("utf-8", "ignore"))[:1]
+                writes = text.startswith(self.tokens.decode_bytes(token_ids))
+                masks[row] = mask_of(token_ids if writes else (), self.mask_words)
+
+
+def mask_of(token_ids: Sequence[int], words: int) -> Mask:
+    """A mask of these tokens."""
+    mask = np.zeros(words, np.uint32)
+    set_bits(mask, np.array(token_ids, np.int64), is_set=True)
+    return mask
+
+
+def set_bits(mask: Mask, token_ids: npt.NDArray[np.int64], *, is_set: bool) -> None:
+    ones = np.uint32(1) << (token_ids % BITS).astype(np.uint32)
+    # Several of them may be of one word.
+    if is_set:
+        np.bitwise_or.at(mask, token_ids // BITS, ones)
+    else:
+        np.bitwise_and.at(mask, token_ids // BITS, ~ones)
 
 
 def _is_schema(grammar: str) -> bool:

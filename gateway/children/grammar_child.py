@@ -187,6 +187,7 @@ class Compiler:
         matcher = self._tokenizer.compiled(grammar)
         mask = np.zeros(self._tokenizer.mask_words, np.uint32)
         matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        self._tokenizer.spell_out([matcher], mask[None])
         problem = one_line(matcher.get_error())
         if problem.startswith(_NO_TOKEN) or not (problem or mask.any()):
             raise InvalidGrammar("no output could ever be complete")

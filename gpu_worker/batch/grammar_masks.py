@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 from llguidance import LLExecutor, LLMatcher
 
 from gpu_worker.batch.plans import RowSampling
@@ -24,7 +23,10 @@ from service_kit.grammars import (
     MASK_S_MEAN,
     GrammarTokenizer,
     InvalidGrammar,
+    Mask,
+    mask_of,
     one_line,
+    set_bits,
 )
 
 # Compiled, of the rows to come: choices of one request, and requests with one schema.
@@ -34,8 +36,6 @@ _WORD_BYTES: Final = 4
 _CREDITS_KEPT: Final = 1024
 # Steps whose masks are timed row by row, from the last slow one on.
 _TIMED_STEPS: Final = 16
-# A bit for each token.
-_Mask = npt.NDArray[np.uint32]
 # Grammar, seed and choice.
 _Key = tuple[str, int, int]
 
@@ -45,9 +45,9 @@ class _Row:
     # The tokens that end the output.
     stops: IntArray
     # The row's allowed_token_ids; None: all.
-    allowed: _Mask | None
+    allowed: Mask | None
     # Of the next token, once `pending` is done.
-    mask: _Mask
+    mask: Mask
     # What its masks may still take beyond the mean.
     credit_s: float
     # What the row that comes back after a preemption has in common with it.
@@ -174,13 +174,14 @@ class GrammarMasks:
         self._keep(rows, masks)
         return is_slow
 
-    def _keep(self, rows: Sequence[_Row], masks: _Mask) -> None:
+    def _keep(self, rows: Sequence[_Row], masks: Mask) -> None:
         """The masks of these rows, with their own stops for the end of the grammar."""
+        self._tokenizer.spell_out([row.matcher for row in rows], masks)
         word, bit = divmod(self._tokenizer.end, BITS)
         is_complete = (masks[:, word] >> np.uint32(bit)) & 1
         masks[:, word] &= ~np.uint32(1 << bit)
         for row, mask, may_end in zip(rows, masks, is_complete.tolist(), strict=True):
-            _set_bits(mask, row.stops, is_set=bool(may_end))
+            set_bits(mask, row.stops, is_set=bool(may_end))
             if row.allowed is not None:
                 mask &= row.allowed
             if row.matcher.is_error():
@@ -190,19 +191,3 @@ class GrammarMasks:
             if row.problem:
                 mask[:] = 0
             row.mask = mask
-
-
-def mask_of(token_ids: Sequence[int], words: int) -> _Mask:
-    """A mask of these tokens."""
-    mask = np.zeros(words, np.uint32)
-    _set_bits(mask, np.array(token_ids, np.int64), is_set=True)
-    return mask
-
-
-def _set_bits(mask: _Mask, token_ids: IntArray, *, is_set: bool) -> None:
-    ones = np.uint32(1) << (token_ids % BITS).astype(np.uint32)
-    # Several of them may be of one word.
-    if is_set:
-        np.bitwise_or.at(mask, token_ids // BITS, ones)
-    else:
-        np.bitwise_and.at(mask, token_ids // BITS, ~ones)

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from llguidance import LLMatcher
 from tokenizers import Tokenizer
@@ -40,6 +41,34 @@ def test_a_client_sees_the_text_that_a_token_has_in_a_grammar(kind: str, tmp_pat
         assert shown.feed([token_id]) + shown.flush() == text.decode("utf-8", "replace")
         compared += 1
     assert compared > 80
+
+
+def written(tokens: GrammarTokenizer, grammar: str) -> list[int]:
+    """The tokens of the only output of a grammar, by its masks; fewer: it cannot be written."""
+    matcher, token_ids = tokens.compiled(grammar), list[int]()
+    mask = np.zeros((1, tokens.mask_words), np.uint32)
+    while True:
+        matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        tokens.spell_out([matcher], mask)
+        bits = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
+        if not bits or tokens.end in bits:
+            return token_ids
+        token_ids.append(bits[0])
+        assert matcher.consume_token(bits[0]), matcher.get_error()
+
+
+@pytest.mark.parametrize("kind", READABLE)
+def test_the_text_of_a_control_token_is_text(kind: str, tmp_path: Path) -> None:
+    """And the token itself is where a grammar names it."""
+    tokenizer = READABLE[kind]()
+    tokens = read(tokenizer, tmp_path)
+    user = tokenizer.token_to_id("<|user|>")
+    assert written(tokens, 'start: "a" <|user|> "b"')[1:-1] == [user]
+    for text in ("<|user|>", "a<|user|>b", "a</s>"):
+        token_ids = written(tokens, f"start: {json.dumps(text)}")
+        assert not any(tokens.tokens.is_special_token(each) for each in token_ids)
+        # This one has no tokens for some of the characters.
+        assert kind == "unigram" or tokens.tokens.decode_bytes(token_ids) == text.encode()
 
 
 @pytest.mark.parametrize("kind", [built.word_piece, built.word_level])
