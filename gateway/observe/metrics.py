@@ -19,7 +19,15 @@ from gateway.tenants import Tenant
 from gateway.values.generation_request import ChatPrompt, GenerationRequest
 from kaiten.v1.common_pb2 import FinishReason
 from service_kit import semconv
-from service_kit.errors import DeadlineExceeded, KaitenError
+from service_kit.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    Failed,
+    InvalidRequest,
+    KaitenError,
+    Overloaded,
+    Unsatisfiable,
+)
 from service_kit.metrics import exemplar, seen
 
 REQUEST_S: Final = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
@@ -39,6 +47,8 @@ FULL: Final = frozenset(GRAVEST_FIRST[reason] for reason in ANSWERED)
 # Ends that are no finish reasons: the client went away and the request was cancelled for it; it
 # goes on without this client; this gateway or its store went away.
 LEFT, DETACHED, MOVED = "left", "detached", "moved"
+# Of another prompt in its body, which was refused or came to no answer: for nobody any more.
+OF_ANOTHER: Final = (InvalidRequest, Overloaded, Failed, Unsatisfiable, Cancelled)
 Key = tuple[str, str]
 TENANTS_TOLD_MAX: Final = 256
 # All who came later. No tenant has this name.
@@ -213,6 +223,8 @@ def outcome_of(
         return next(known, GRAVEST_FIRST[FinishReason.FINISH_REASON_ERROR])
     if isinstance(error, DeadlineExceeded):
         return GRAVEST_FIRST[FinishReason.FINISH_REASON_DEADLINE_EXCEEDED]
+    if isinstance(error, OF_ANOTHER):
+        return GRAVEST_FIRST[FinishReason.FINISH_REASON_CANCELLED]
     if isinstance(error, KaitenError):
         return MOVED
     # A fault of ours; of a client that goes away a coroutine hears otherwise.

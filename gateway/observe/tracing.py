@@ -82,7 +82,9 @@ class Trace:
         self.is_repeat = False
         self.parent = parent
         self.context = context
-        self.started_ns = time.time_ns()
+        # As soon as its first byte was here, if that is known.
+        since_ns = time.perf_counter_ns() - request.arrived_ns if request.arrived_ns else 0
+        self.started_ns = time.time_ns() - since_ns
         self.submitted_ns = self.accepted_ns = 0
 
     def submitting(self) -> None:

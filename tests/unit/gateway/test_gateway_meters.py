@@ -11,7 +11,14 @@ from gateway.observe.tracing import Tracing, _name
 from gateway.tenants import TENANT_NAME, Tenant
 from gateway.values.generation_request import GenerationRequest, TextPrompt
 from kaiten.v1.common_pb2 import FinishReason
-from service_kit.errors import InvalidRequest, Overloaded, Unavailable
+from service_kit.errors import (
+    DeadlineExceeded,
+    Failed,
+    InvalidRequest,
+    KaitenError,
+    Overloaded,
+    Unavailable,
+)
 from service_kit.metrics import NO_METER
 from tests.support.kept_spans import KeptSpans
 
@@ -69,6 +76,21 @@ def test_a_line_of_a_batch_that_is_put_off_was_not_refused(*, awaits_workers: bo
     assert sorted(line["code"] for line in lines) == sorted(codes)
     refused = [str(span.attributes["error.type"]) for span in spans.get_finished_spans()]
     assert sorted(refused) == sorted(codes)
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (InvalidRequest("prompt", "is too long"), "cancelled"),
+        (Failed("a row failed"), "cancelled"),
+        (Unavailable("this gateway is shutting down"), "moved"),
+        (DeadlineExceeded("decode"), "deadline_exceeded"),
+    ],
+)
+def test_what_ends_for_another_prompt_of_its_body_has_not_moved(
+    error: KaitenError, outcome: str
+) -> None:
+    assert outcome_of([], error, goes_on=False) == outcome
 
 
 def test_an_end_that_only_a_later_version_knows_is_counted_as_an_error() -> None:

@@ -1,6 +1,7 @@
 """A request's root span: which are made, under which trace, and what they say."""
 
 import asyncio
+import time
 
 import pytest
 
@@ -42,6 +43,7 @@ class Seen:
         seed: int = 3,
         error: BaseException | None = None,
         is_stream: bool = False,
+        arrived_ns: int = 0,
     ) -> Visit:
         """One request of tenant acme that ends for length, unless it is left for an error."""
         sampling = SamplingParams(max_tokens=7, temperature=0.9, seed=seed)
@@ -52,6 +54,7 @@ class Seen:
             sampling=sampling,
             n=n,
             is_stream=is_stream,
+            arrived_ns=arrived_ns,
         )
         tenant = Tenant(name="acme")
         with self.meters.opening(ask, tenant) as visit, self.tracing.opening(ask) as trace:
@@ -134,6 +137,14 @@ def test_it_says_what_the_conventions_ask_for_and_no_text() -> None:
         "messaging.operation.name": "send",
         "messaging.message.id": "mine",
     }
+
+
+def test_it_begins_with_the_first_byte() -> None:
+    """However long the rest of it takes to come, and to be read."""
+    arrived_ns, seen = time.perf_counter_ns() - 5 * 10**9, Seen()
+    seen.visit(arrived_ns=arrived_ns)
+    (root,), (accept,) = seen.roots, seen.accepts
+    assert root.start_ns == accept.start_ns <= time.time_ns() - 5 * 10**9
 
 
 def test_a_stream_is_one_and_says_when_it_began() -> None:
