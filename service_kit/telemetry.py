@@ -44,9 +44,10 @@ SLOW_FIRST_TOKEN_US: Final = 10_000_000
 CLOSE_S_MAX: Final = 2.0
 # Spans that may wait to be sent, unless OTEL_BSP_MAX_QUEUE_SIZE says another number.
 QUEUE_MAX: Final = 2048
-# The SDK sends so many at a time.
-BATCH_MAX: Final = 512
 QUEUE_VARIABLE: Final = "OTEL_BSP_MAX_QUEUE_SIZE"
+# The SDK sends so many at a time, unless this says another number.
+BATCH_MAX: Final = 512
+BATCH_VARIABLE: Final = "OTEL_BSP_MAX_EXPORT_BATCH_SIZE"
 # The SDK ends, or goes on without, for other values of these, each with a traceback.
 _EACH: Final = [f"OTEL_EXPORTER_OTLP_{of}" for of in ("", f"{TRACES}_", f"{METRICS}_")]
 _NUMBERS: Final = (
@@ -219,20 +220,21 @@ def configure(service: str, environ: Mapping[str, str] | None = None) -> Spans |
         )
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    queue_max = _queue_max(given)
+    batch_max = _size(given, BATCH_VARIABLE, BATCH_MAX, 1)
+    queue_max = _size(given, QUEUE_VARIABLE, max(QUEUE_MAX, batch_max), batch_max)
     sending = _Counting(import_module(OURS).Exporter(endpoint, service))
     # The same calls; its class loads the SDK.
     exporter: Any = sending
     processor = BatchSpanProcessor(
-        exporter, max_queue_size=queue_max, max_export_batch_size=BATCH_MAX
+        exporter, max_queue_size=queue_max, max_export_batch_size=batch_max
     )
     return Spans(processor, sending, queue_max)
 
 
-def _queue_max(given: Mapping[str, str]) -> int:
-    text = given.get(QUEUE_VARIABLE) or str(QUEUE_MAX)
-    if not text.isdecimal() or int(text) < BATCH_MAX:
-        raise ConfigError(f"{QUEUE_VARIABLE} must be {BATCH_MAX} or more, got {text!r}")
+def _size(given: Mapping[str, str], name: str, default: int, least: int) -> int:
+    text = given.get(name) or str(default)
+    if not text.isdecimal() or int(text) < least:
+        raise ConfigError(f"{name} must be {least} or more, got {text!r}")
     return int(text)
 
 

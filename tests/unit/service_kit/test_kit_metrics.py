@@ -265,10 +265,35 @@ def test_a_queue_that_stands_still_drops_all_the_rest() -> None:
     spans.close()
 
 
-def test_a_queue_of_no_size_is_refused() -> None:
-    environ = {telemetry.ENDPOINT: "http://127.0.0.1:1", telemetry.QUEUE_VARIABLE: "many"}
-    with pytest.raises(ConfigError, match="OTEL_BSP_MAX_QUEUE_SIZE must be 512 or more"):
-        telemetry.configure("test", environ)
+@pytest.mark.parametrize(
+    ("queue", "batch", "rule"),
+    [
+        ("many", "", "OTEL_BSP_MAX_QUEUE_SIZE must be 512 or more, got 'many'"),
+        ("511", "", "OTEL_BSP_MAX_QUEUE_SIZE must be 512 or more, got '511'"),
+        ("63", "64", "OTEL_BSP_MAX_QUEUE_SIZE must be 64 or more, got '63'"),
+        ("", "0", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE must be 1 or more, got '0'"),
+    ],
+)
+def test_a_queue_of_no_size_is_refused(queue: str, batch: str, rule: str) -> None:
+    environ = {telemetry.ENDPOINT: "http://127.0.0.1:1", telemetry.QUEUE_VARIABLE: queue}
+    with pytest.raises(ConfigError, match=rule):
+        telemetry.configure("test", {**environ, telemetry.BATCH_VARIABLE: batch})
+
+
+@pytest.mark.parametrize(
+    ("queue", "batch", "sizes"),
+    [("", "", (2048, 512)), ("64", "64", (64, 64)), ("", "4096", (4096, 4096))],
+)
+def test_as_many_wait_and_are_sent_at_once_as_is_said(
+    queue: str, batch: str, sizes: tuple[int, int]
+) -> None:
+    environ = {telemetry.ENDPOINT: "http://127.0.0.1:1", telemetry.QUEUE_VARIABLE: queue}
+    spans = telemetry.configure("test", {**environ, telemetry.BATCH_VARIABLE: batch})
+    assert spans is not None
+    of = spans._processor._batch_processor
+    assert (of._max_queue_size, of._max_export_batch_size) == sizes
+    assert spans._queue_max == sizes[0]
+    spans.close()
 
 
 async def test_who_wait_for_a_collector_at_the_end_wait_together() -> None:
