@@ -247,6 +247,7 @@ class Tracing:
     def _decision(self, item: Iteration) -> dict[str, AttributeValue]:
         plan, timings, is_first = item.traced.plan, item.timings, item.step == 0
         told: dict[str, AttributeValue] = {}
+        chunk_rows = sum(count > 0 for _, count in plan.chunks) if is_first else 0
         # What a plan does at once is told of its first step alone, so that sums are right.
         if is_first:
             told["kaiten.rows.preempted"] = len(plan.preempted)
@@ -258,7 +259,8 @@ class Tracing:
             "kaiten.plan.step": item.step,
             "kaiten.plan.lease_steps": plan.lease_steps,
             "kaiten.rows": timings.rows,
-            "kaiten.rows.decode": plan.decode_rows if is_first else timings.rows,
+            # Of those planned some may have ended in the steps before.
+            "kaiten.rows.decode": max(0, timings.rows - chunk_rows),
             "kaiten.rows.admitted": len(plan.joins) if is_first else 0,
             "kaiten.rows.finished": item.finished,
             "kaiten.tokens.computed": timings.tokens_computed,

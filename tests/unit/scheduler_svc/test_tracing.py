@@ -254,6 +254,9 @@ async def test_later_steps_are_children_with_the_ids_that_the_worker_counts_on(
     # The row whose prompt the first one computed decodes in all others.
     assert first.attributes["kaiten.rows.decode"] == 2
     assert second.attributes["kaiten.rows.decode"] == second.attributes["kaiten.rows"] == 3
+    answer(tracing, 0, StepTimings(rows=2), TRACE, plan_id=3)
+    await until(lambda: len(exporter.get_finished_spans()) == 3, "one whose row had ended")
+    assert exporter.get_finished_spans()[-1].attributes["kaiten.rows.decode"] == 1
     assert first.attributes["kaiten.rows.preempted"] == 1
     assert not {"kaiten.rows.preempted", "kaiten.preempted"} & second.attributes.keys(), "once"
 
