@@ -1,8 +1,9 @@
 """What `kaiten serve` hands on to its workers and its gateway: their own settings, under the names
 people know from other servers too.
 
-None leaves a part its own default, or what `KAITEN_WORKER_…` and `KAITEN_GATEWAY_…` say; the part
-itself says what is wrong with a value.
+None leaves a part its own default, or what `KAITEN_WORKER_…` and `KAITEN_GATEWAY_…` say. Numbers
+have the part's own bounds (`tests/contract/test_serve_bounds.py`), so that a wrong one starts
+nothing; what else is wrong with a value the part itself says.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 from cyclopts import Parameter, Token, convert
+from cyclopts.validators import Number
 
 from kaiten.start_error import expanded
 
@@ -66,11 +68,16 @@ class WorkerOptions:
         Parameter(
             name=("--context-tokens", "--max-model-len"),
             help="longest sequence, prompt and output; default: what model and memory allow",
+            validator=Number(gte=2),
         ),
     ] = None
     slots: Annotated[
         int | None,
-        Parameter(name=("--slots", "--max-num-seqs"), help="sequences per worker at once"),
+        Parameter(
+            name=("--slots", "--max-num-seqs"),
+            help="sequences per worker at once",
+            validator=Number(gte=1, lte=1024),
+        ),
     ] = None
     # The last is the name of transformers' continuous batching.
     step_tokens: Annotated[
@@ -78,43 +85,62 @@ class WorkerOptions:
         Parameter(
             name=("--step-tokens", "--max-num-batched-tokens", "--max-batch-tokens"),
             help="tokens per step at most",
+            validator=Number(gte=2, lte=65_536),
         ),
     ] = None
     mixed_step_ms: Annotated[
-        float | None, Parameter(help="how long prompts may hold up those who decode, per step")
+        float | None,
+        Parameter(
+            help="how long prompts may hold up those who decode, per step", validator=Number(gt=0)
+        ),
     ] = None
     num_speculative_tokens: Annotated[
         int | None,
         Parameter(
             name=("--num-speculative-tokens", "--draft-max", "--speculate"),
             help="on a CPU: tokens drafted per step from what a text repeats; default: 0",
+            validator=Number(gte=0, lte=15),
         ),
     ] = None
     gather_ms: Annotated[
         float | None,
-        Parameter(help="gather the tokens of so long into one message; default: do not"),
+        Parameter(
+            help="gather the tokens of so long into one message; default: do not",
+            validator=Number(gte=0, lte=1000),
+        ),
     ] = None
     gpu_memory_share: Annotated[
         float | None,
         Parameter(
             name=("--gpu-memory-share", "--gpu-memory-utilization"),
             help="of the GPU's memory, for weights, steps and KV blocks; default: 0.9",
+            validator=Number(gt=0, lte=1),
         ),
     ] = None
-    kv_memory_mb: Annotated[int | None, Parameter(help="millions of bytes of each KV pool")] = None
+    kv_memory_mb: Annotated[
+        int | None, Parameter(help="millions of bytes of each KV pool", validator=Number(gt=0))
+    ] = None
     kv_host_memory_mb: Annotated[
         int | None,
-        Parameter(help="millions of bytes of the host for KV blocks that leave a pool; default: 0"),
+        Parameter(
+            help="millions of bytes of the host for KV blocks that leave a pool; default: 0",
+            validator=Number(gte=0),
+        ),
     ] = None
     kv_blocks: Annotated[
         int | None,
         Parameter(
             name=("--kv-blocks", "--num-gpu-blocks-override", "--num-blocks"),
             help="KV blocks, instead of --kv-memory-mb",
+            validator=Number(gte=1),
         ),
     ] = None
-    block_size: Annotated[int | None, Parameter(help="tokens per KV block")] = None
-    threads: Annotated[int | None, Parameter(help="CPU threads per worker")] = None
+    block_size: Annotated[
+        int | None, Parameter(help="tokens per KV block", validator=Number(gte=1, lte=256))
+    ] = None
+    threads: Annotated[
+        int | None, Parameter(help="CPU threads per worker", validator=Number(gte=1, lte=1024))
+    ] = None
     deterministic: Annotated[
         bool | None,
         Parameter(
@@ -163,31 +189,54 @@ class GatewayOptions:
         Parameter(help="names the HTTP API is called by, as behind a proxy; separated by commas"),
     ] = None
     requests_max: Annotated[
-        int | None, Parameter(help="accepted and not over; beyond: 429; default: 4096")
+        int | None,
+        Parameter(
+            help="accepted and not over; beyond: 429; default: 4096", validator=Number(gte=1)
+        ),
     ] = None
     request_timeout_s: Annotated[
-        float | None, Parameter(help="deadline of requests that bring none; default: none")
+        float | None,
+        Parameter(
+            help="deadline of requests that bring none; default: none", validator=Number(gte=0)
+        ),
     ] = None
     results_mb: Annotated[
         int | None,
-        Parameter(help="MiB of finished results to keep, half of it by a tenant; default: 512"),
+        Parameter(
+            help="MiB of finished results to keep, half of it by a tenant; default: 512",
+            validator=Number(gte=1, lte=1_073_741_824),
+        ),
     ] = None
     files_mb: Annotated[
-        int | None, Parameter(help="MiB of files of each tenant to keep; default: 256")
+        int | None,
+        Parameter(
+            help="MiB of files of each tenant to keep; default: 256",
+            validator=Number(gte=1, lte=1_073_741_824),
+        ),
     ] = None
-    files_hours: Annotated[float | None, Parameter(help="how long to keep a file; default: 48")] = (
-        None
-    )
+    files_hours: Annotated[
+        float | None,
+        Parameter(
+            help="how long to keep a file; default: 48", validator=Number(gte=0.1, lte=87_600)
+        ),
+    ] = None
     accept_without_workers: Annotated[
         float | None,
         Parameter(
-            help="accept while no worker is there; each request waits so many seconds for one"
+            help="accept while no worker is there; each request waits so many seconds for one",
+            validator=Number(gte=0, lte=86_400),
         ),
     ] = None
-    choices_max: Annotated[int | None, Parameter(help="largest n of a request")] = None
+    choices_max: Annotated[
+        int | None, Parameter(help="largest n of a request", validator=Number(gte=1, lte=1024))
+    ] = None
     logprobs_max: Annotated[
         int | None,
-        Parameter(name=("--logprobs-max", "--max-logprobs"), help="log-probabilities per position"),
+        Parameter(
+            name=("--logprobs-max", "--max-logprobs"),
+            help="log-probabilities per position",
+            validator=Number(gte=0),
+        ),
     ] = None
     unknown_fields: Annotated[
         Literal["refuse", "warn"] | None,

@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheduling:
-    """None leaves the scheduler its default; it says what is wrong with the others.
+    """None leaves the scheduler its default; numbers have its bounds, and of what else is wrong it
+    says so itself.
 
     What there is to choose from, and what it costs, is in docs/scheduling.md.
     """
@@ -44,26 +46,47 @@ class Scheduling:
         Parameter(help="when the batch is re-decided: on_change, every_step or interval"),
     ] = None
     schedule_interval_steps: Annotated[
-        int | None, Parameter(help="steps between two admissions")
+        int | None,
+        Parameter(help="steps between two admissions", validator=Number(gte=0, lte=1_073_741_824)),
     ] = None
     waiting_served_ratio: Annotated[
-        float | None, Parameter(help="look at the queue above so many waiting per running")
+        float | None,
+        Parameter(
+            help="look at the queue above so many waiting per running",
+            validator=Number(gte=0, lte=1_000_000),
+        ),
     ] = None
     max_waiting_steps: Annotated[
-        int | None, Parameter(help="or after so many steps without an admission")
+        int | None,
+        Parameter(
+            help="or after so many steps without an admission",
+            validator=Number(gte=0, lte=1_073_741_824),
+        ),
     ] = None
-    max_wait_ms: Annotated[float | None, Parameter(help="who has waited longer goes first")] = None
+    max_wait_ms: Annotated[
+        float | None,
+        Parameter(help="who has waited longer goes first", validator=Number(gte=0, lte=86_400_000)),
+    ] = None
     itl_target_ms: Annotated[
-        float | None, Parameter(help="how long a step of prompts beside decodes may take")
+        float | None,
+        Parameter(
+            help="how long a step of prompts beside decodes may take",
+            validator=Number(gte=0, lte=86_400_000),
+        ),
     ] = None
     batch_gap_ms: Annotated[
-        float | None, Parameter(help="how long a step of batches beside live requests may take")
+        float | None,
+        Parameter(
+            help="how long a step of batches beside live requests may take",
+            validator=Number(gte=0, lte=86_400_000),
+        ),
     ] = None
     long_prefill_tokens: Annotated[
         int | None,
         Parameter(
             name=("--long-prefill-tokens", "--long-prefill-token-threshold"),
             help="prompts of more tokens are long",
+            validator=Number(gte=0, lte=1_073_741_824),
         ),
     ] = None
     long_prefills_max: Annotated[
@@ -71,19 +94,33 @@ class Scheduling:
         Parameter(
             name=("--long-prefills-max", "--max-long-partial-prefills"),
             help="long prompts computed at once on a worker",
+            validator=Number(gte=0, lte=1_073_741_824),
         ),
     ] = None
     prefill_tokens_min: Annotated[
-        int | None, Parameter(help="tokens of every step a waiting prompt gets at least")
+        int | None,
+        Parameter(
+            help="tokens of every step a waiting prompt gets at least",
+            validator=Number(gte=1, lte=1_073_741_824),
+        ),
     ] = None
     lease_steps_max: Annotated[
-        int | None, Parameter(help="steps a worker may run on by itself")
+        int | None,
+        Parameter(help="steps a worker may run on by itself", validator=Number(gte=1, lte=64)),
     ] = None
     priority_worth_ms: Annotated[
-        float | None, Parameter(help="waiting that a step of priority is worth")
+        float | None,
+        Parameter(
+            help="waiting that a step of priority is worth",
+            validator=Number(gte=0.001, lte=86_400_000),
+        ),
     ] = None
     token_worth_ms: Annotated[
-        float | None, Parameter(help="waiting that a token is worth, with shortest and prefix")
+        float | None,
+        Parameter(
+            help="waiting that a token is worth, with shortest and prefix",
+            validator=Number(gte=0.001, lte=86_400_000),
+        ),
     ] = None
     tenant_weights: Annotated[
         str | None, Parameter(help="shares under fair orders, TENANT=WEIGHT,…")
@@ -91,11 +128,14 @@ class Scheduling:
 
     result_ttl_s: Annotated[
         int | None,
-        Parameter(help="how long to keep finished results; default: 600"),
+        Parameter(help="how long to keep finished results; default: 600", validator=Number(gte=1)),
     ] = None
     response_ttl_s: Annotated[
         int | None,
-        Parameter(help="and stored responses, while they leave room; default: 86400, a day"),
+        Parameter(
+            help="and stored responses, while they leave room; default: 86400, a day",
+            validator=Number(gte=1),
+        ),
     ] = None
     archive_mb: Annotated[
         int, Parameter(help="MiB of past decisions to keep for `kaiten archive`; 0 keeps none")
