@@ -2,18 +2,21 @@
 
     python -m benchmarks.faults.kill_sweep [--paths native,avx2,torch] [--dtypes bf16,fp32]
         [--kills 9] [--at-most-s 600] [--streams 24] [--tokens 300] [--model PATH] [--save]
+        [--serve="--kv-blocks 200 --kv-host-memory-mb 200"]
 
 A whole stack per path of the CPU kernels and dtype. The same streams, half of them greedy and half
 seeded, prompts of ragged lengths, are read once undisturbed and then once for each kill: a worker,
 a scheduler or the store, in turns, dies by SIGKILL while all of them are under way. `changed` are
 texts that differ from the undisturbed ones, of `texts` in all; the goal is 0 on every path that
-claims to be exact. A sweep that has taken --at-most-s ends after the kill it is at, at least one.
+claims to be exact. `--serve`: further flags of `kaiten serve`, such as a pool that is too small for
+all. A sweep that has taken --at-most-s ends after the kill it is at, at least one.
 """
 
 import argparse
 import asyncio
 import os
 import random
+import shlex
 import signal
 import time
 from typing import Any, Final
@@ -118,16 +121,19 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=24)
     parser.add_argument("--tokens", type=int, default=300)
     parser.add_argument("--model", default="")
+    parser.add_argument("--serve", default="")
     parser.add_argument("--save", action="store_true")
     asked = parser.parse_args()
     for path in asked.paths.split(","):
         for dtype in asked.dtypes.split(","):
             environ = {**os.environ, "KAITEN_WORKER_NATIVE": NATIVE[path]}
-            with serving(asked.model, "--dtype", dtype, environ=environ) as stack:
+            flags = ("--dtype", dtype, *shlex.split(asked.serve))
+            with serving(asked.model, *flags, environ=environ) as stack:
                 work = sweep(stack, asked.kills, asked.streams, asked.tokens, asked.at_most_s)
                 figures = asyncio.run(work)
             sizes = {"path": path, "dtype": dtype}
             sizes |= {"streams": asked.streams, "tokens": asked.tokens, "model": asked.model}
+            sizes |= {"serve": asked.serve}
             record("kill_sweep", sizes | figures, save=asked.save)
 
 
