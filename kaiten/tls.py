@@ -17,6 +17,7 @@ Options: TypeAlias = Sequence[tuple[str, str | int]]
 
 # gRPC takes the proxy of HTTP_PROXY and its like for whatever NO_PROXY does not name.
 DIRECT: Final = (("grpc.enable_http_proxy", 0),)
+SCHEMES: Final = ("ipv4:", "ipv6:", "dns:///", "dns:")
 ANOTHER_NAME: Final = "is for another name than the one the gateway was called by"
 # Parts of what gRPC or Python says, in order, and the sentence that it is for the user.
 CERTIFICATE_PROBLEMS: Final = (
@@ -135,12 +136,18 @@ def explained(details: str) -> str:
 
 
 def _direct(address: str) -> Options:
-    host = address.rpartition(":")[0].strip("[]")
+    """`address`: as gRPC has them, one or several."""
+    for scheme in SCHEMES:
+        address = address.removeprefix(scheme)
+    return DIRECT if all(map(_is_here, address.split(","))) else ()
+
+
+def _is_here(place: str) -> bool:
+    host = place.rpartition(":")[0].strip("[]")
     try:
-        is_here = ip_address(host).is_loopback
+        return ip_address(host).is_loopback
     except ValueError:
-        is_here = host.lower() == "localhost"
-    return DIRECT if is_here else ()
+        return host.lower() == "localhost"
 
 
 def _credentials(tls: TLS | bool) -> Any:

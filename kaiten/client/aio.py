@@ -18,6 +18,8 @@ from kaiten.client.connection import (
     RESUME_S,
     UNARY_S,
     Lifetime,
+    checked_address,
+    seconds,
     with_key,
 )
 from kaiten.client.errors import (
@@ -27,7 +29,14 @@ from kaiten.client.errors import (
     from_rpc_error,
 )
 from kaiten.client.following import Following
-from kaiten.client.request import GenerateOptions, Input, request_from, request_of_many
+from kaiten.client.request import (
+    GenerateOptions,
+    Input,
+    attach_to,
+    id_of,
+    request_from,
+    request_of_many,
+)
 from kaiten.client.results import Completion, Delta, RequestStatus, status_from_proto
 from kaiten.error_groups import first_alone
 from kaiten.tls import TLS, aio_channel
@@ -139,7 +148,8 @@ class AsyncClient:
         tls: TLS | bool = False,
         metadata: Sequence[tuple[str, str]] = (),
     ) -> None:
-        """ValueError: a file of `tls` cannot be read, or no header can hold the key.
+        """ValueError: `address` is none of the gRPC API, a file of `tls` cannot be read, no header
+        can hold the key or `metadata`, or a time is none.
 
         `resume_s`: a lost gateway is looked for so long. `overload_s`: a request that is refused
         because too much is live is offered again so long, each time when the service says.
@@ -147,11 +157,11 @@ class AsyncClient:
         """
         self._lifetime = Lifetime(_running_loop())
         self._metadata = with_key(metadata, api_key)
-        self._channel = aio_channel(address, tls, OPTIONS)
+        self._channel = aio_channel(checked_address(address), tls, OPTIONS)
         self._inference = inference_service_pb2_grpc.InferenceServiceStub(self._channel)
         self._models = model_service_pb2_grpc.ModelServiceStub(self._channel)
-        self._resume_s = resume_s
-        self._overload_s = overload_s
+        self._resume_s = seconds("resume_s", resume_s)
+        self._overload_s = seconds("overload_s", overload_s)
 
     async def __aenter__(self) -> Self:
         return self
@@ -199,8 +209,8 @@ class AsyncClient:
         """
         if isinstance(prompts, str):
             raise InvalidRequestError("prompts must be several, not one text")
-        if not 1 <= at_once <= AT_ONCE_MAX:
-            raise InvalidRequestError(f"at_once must be in [1, {AT_ONCE_MAX}], got {at_once}")
+        if not (isinstance(at_once, int) and 1 <= at_once <= AT_ONCE_MAX):
+            raise InvalidRequestError(f"at_once must be in [1, {AT_ONCE_MAX}], got {at_once!r}")
         waiting = enumerate(prompts)
         done: dict[int, Completion] = {}
 
@@ -240,24 +250,23 @@ class AsyncClient:
         timeout_s: float | None = None,
     ) -> AsyncGeneration:
         """Follow an accepted request, running or finished, from output positions per choice."""
-        call = pb.AttachRequest(
-            request_id=request_id,
-            positions=positions,
-            return_token_ids=return_token_ids,
-            keep_running=keep_running,
+        call = attach_to(
+            request_id, positions, return_token_ids=return_token_ids, keep_running=keep_running
         )
         return self._followed(Following(attach=call, resume_s=self._resume_s), timeout_s)
 
     async def cancel(self, request_id: str) -> bool:
         """Stop a request. False when it had already ended."""
-        answer = await self._call(self._inference.Cancel, pb.CancelRequest(request_id=request_id))
+        answer = await self._call(
+            self._inference.Cancel, pb.CancelRequest(request_id=id_of(request_id))
+        )
         return bool(answer.was_live)
 
     async def get(self, request_id: str) -> RequestStatus:
         """Look at a request without following it."""
         return status_from_proto(
             await self._call(
-                self._inference.GetRequest, pb.GetRequestRequest(request_id=request_id)
+                self._inference.GetRequest, pb.GetRequestRequest(request_id=id_of(request_id))
             )
         )
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 import math
 import os
+import re
 import time
 from collections.abc import Sequence
 from numbers import Real
@@ -17,6 +18,10 @@ RESUME_S: Final = 30.0
 UNARY_S: Final = 10.0
 # What gRPC cannot say it takes for over at once.
 TIMEOUT_S_MAX: Final = 10_000_000.0
+PORT_MAX: Final = 65535
+# Targets of more than one address; of names there is one, which may have several.
+SEVERAL: Final = ("ipv4:", "ipv6:")
+HEADER_NAME: Final = re.compile(r"[0-9a-z_.-]+")
 # Requests that `complete_all` has under way: more than one worker has slots for.
 AT_ONCE: Final = 256
 # A gateway's default for all its clients together.
@@ -85,10 +90,56 @@ class Lifetime:
             raise RuntimeError("the client was closed: make another")
 
 
+def checked_address(address: str) -> str:
+    """ValueError: it is none; what gRPC makes of such is other sentences, or another port."""
+    if not isinstance(address, str) or not address:
+        raise ValueError(f"address: must be HOST:PORT, got {address!r}")
+    if address.startswith(("http://", "https://")):
+        rule = (
+            "must be HOST:PORT of the gRPC API (50051 by default), whose port is not that of HTTP"
+        )
+        raise ValueError(f"address: {rule}; got {address!r}")
+    host, _, port = address.rpartition(":")
+    if "," in address and not address.startswith(SEVERAL):
+        raise ValueError(f"address: several are ipv4:HOST:PORT,HOST:PORT; got {address!r}")
+    if host and port.isdecimal() and int(port) > PORT_MAX:
+        raise ValueError(f"address: a port is at most {PORT_MAX}, got {port}")
+    return address
+
+
+def seconds(name: str, value: object) -> float:
+    """Of a client. ValueError: it is no time."""
+    found = _number(value)
+    if not found >= 0:
+        raise ValueError(f"{name}: must be seconds, 0 or more, got {value!r}")
+    return found
+
+
+def _number(value: object) -> float:
+    """NaN: it is none."""
+    return float(value) if isinstance(value, Real) else math.nan
+
+
+def _is_header(pair: object) -> bool:
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        return False
+    name, value = pair
+    if not isinstance(name, str) or not HEADER_NAME.fullmatch(name):
+        return False
+    if name.endswith("-bin"):
+        return isinstance(value, bytes)
+    return isinstance(value, str) and value.isascii() and value.isprintable()
+
+
 def with_key(
     metadata: Sequence[tuple[str, str]], api_key: str | None
 ) -> tuple[tuple[str, str], ...]:
-    """What goes with every call. ValueError: no header can hold the key."""
+    """What goes with every call. ValueError: no header can hold it, or the key."""
+    for index, pair in enumerate(metadata):
+        # Its value is not shown: it may be a key.
+        if not _is_header(pair):
+            rule = "must be pairs of a name in small letters and printable ASCII"
+            raise ValueError(f"metadata: {rule} (bytes, of a name in -bin), which {index} is not")
     if api_key is None:
         return tuple(metadata)
     if not (api_key.isascii() and api_key.isprintable()):
@@ -100,11 +151,11 @@ def deadline_of(timeout_s: object) -> float | None:
     """When a request's time ends, by the monotonic clock. InvalidRequestError: it is no time."""
     if timeout_s is None:
         return None
-    seconds = float(timeout_s) if isinstance(timeout_s, Real) else math.nan
-    if not seconds > 0:
+    found = _number(timeout_s)
+    if not found > 0:
         rule = f"timeout_s: must be seconds, more than 0, got {timeout_s!r}"
         raise InvalidRequestError(rule, fields=("timeout_s",))
-    return time.monotonic() + min(seconds, TIMEOUT_S_MAX)
+    return time.monotonic() + min(found, TIMEOUT_S_MAX)
 
 
 def seconds_left(deadline_s: float | None) -> float | None:

@@ -93,6 +93,7 @@ KINDS: Final[dict[grpc.StatusCode, type[ApiError]]] = {
     grpc.StatusCode.CANCELLED: RequestCancelledError,
     grpc.StatusCode.UNAVAILABLE: UnavailableError,
     grpc.StatusCode.FAILED_PRECONDITION: PreconditionError,
+    grpc.StatusCode.UNIMPLEMENTED: PreconditionError,
     grpc.StatusCode.DATA_LOSS: DataLossError,
     grpc.StatusCode.UNAUTHENTICATED: UnauthenticatedError,
     grpc.StatusCode.PERMISSION_DENIED: UnauthenticatedError,
@@ -122,6 +123,8 @@ def from_rpc_error(error: grpc.RpcError) -> ApiError:
         if problem := certificate_problem(message):
             return CertificateError(problem)
         message = explained(message)
+    elif error.code() == grpc.StatusCode.UNIMPLEMENTED:
+        message = f"who answers at this address is no gateway, or an older one: {message}"
     kind = KINDS.get(error.code(), InternalServerError)
     if any(words in message for words in TOO_LARGE):
         kind, message = InvalidRequestError, f"too large for one call: {message}"

@@ -136,12 +136,33 @@ def request_from(
     _set_input(request, *inputs)
     if of_tools:
         given.setdefault("parse_output", True)
-        with _field(", ".join(of_tools), of_tools):
-            _set_tools(request.conversation, **of_tools)
+        _set_tools(request.conversation, **of_tools)
     for name, value in given.items():
         with _field(name, value):
             _set_option(request, name, value)
     return request
+
+
+def attach_to(
+    request_id: str, positions: Sequence[int], *, return_token_ids: bool, keep_running: bool
+) -> inference_service_pb2.AttachRequest:
+    with _field("positions", positions):
+        return inference_service_pb2.AttachRequest(
+            request_id=id_of(request_id),
+            positions=positions,
+            return_token_ids=return_token_ids,
+            keep_running=keep_running,
+        )
+
+
+def id_of(request_id: object) -> str:
+    """Of an accepted request. InvalidRequestError: it is no text."""
+    with _field("request_id", request_id):
+        if not isinstance(request_id, str):
+            raise TypeError("it must be a text")
+        # A text that no message can carry.
+        request_id.encode()
+        return request_id
 
 
 @contextmanager
@@ -211,24 +232,35 @@ def _set_tools(
     tool_choice: str | Mapping[str, Any] | None = None,
     parallel_tool_calls: bool | None = None,
 ) -> None:
-    for tool in tools:
-        given = dict(tool.get("function", tool))
-        if not isinstance(given.get("parameters", ""), str):
-            given["parameters"] = json.dumps(given["parameters"], ensure_ascii=False)
-        conversation.tools.add(**given)
-    if isinstance(tool_choice, str):
-        if tool_choice not in CHOICES:
-            forms = "{'name': …} or {'mode': …, 'tools': [name, …]}"
-            raise ValueError(f"tool_choice must be {', '.join(CHOICES)}, {forms}")
-        conversation.tool_choice.mode = CHOICES[tool_choice]
-    elif tool_choice is not None:
-        _set_choice(conversation.tool_choice, tool_choice)
+    with _field("tools", tools):
+        listed = list(tools)
+    for index, tool in enumerate(listed):
+        with _field(f"tools.{index}", tool):
+            conversation.tools.append(_tool(tool))
+    if tool_choice is not None:
+        with _field("tool_choice", tool_choice):
+            _set_choice(conversation.tool_choice, tool_choice)
     if parallel_tool_calls is not None:
-        conversation.parallel_tool_calls = parallel_tool_calls
+        with _field("parallel_tool_calls", parallel_tool_calls):
+            conversation.parallel_tool_calls = parallel_tool_calls
 
 
-def _set_choice(choice: inference_service_pb2.ToolChoice, given: Mapping[str, Any]) -> None:
+def _tool(tool: Mapping[str, Any]) -> inference_service_pb2.Tool:
+    given = tool.get("function", tool) if isinstance(tool, Mapping) else tool
+    if isinstance(given, Mapping) and not isinstance(given.get("parameters", ""), str):
+        given = {**given, "parameters": json.dumps(given["parameters"], ensure_ascii=False)}
+    _check_texts("a tool", given, inference_service_pb2.Tool)
+    return inference_service_pb2.Tool(**given)
+
+
+def _set_choice(choice: inference_service_pb2.ToolChoice, given: str | Mapping[str, Any]) -> None:
     """One that must be called, or those that may; as OpenAI says it, or by names alone."""
+    if isinstance(given, str) and given in CHOICES:
+        choice.mode = CHOICES[given]
+        return
+    if not isinstance(given, Mapping) or not given:
+        forms = "{'name': …} or {'mode': …, 'tools': [name, …]}"
+        raise TypeError(f"it must be {', '.join(CHOICES)}, {forms}")
     allowed = given.get("allowed_tools", given)
     if "tools" not in allowed:
         choice.name = given.get("function", given)["name"]
@@ -268,9 +300,18 @@ def _set_bad_words(sampling: SamplingParams, given: Any) -> None:
 
 
 def _set_structured(sampling: SamplingParams, given: Any) -> None:
+    if not isinstance(given, Mapping):
+        raise TypeError("it must be a mapping")
     message = sampling.structured_outputs
-    for key, value in dict(given).items():
+    message.SetInParent()
+    asked = {key: value for key, value in given.items() if value is not None}
+    forms = [key for key in asked if key != "disable_any_whitespace"]
+    if len(forms) > 1:
+        raise TypeError(f"it must have one of {' and '.join(map(repr, forms))}")
+    for key, value in asked.items():
         if key == "choice":
+            if isinstance(value, str):
+                raise TypeError("choice must be several texts")
             message.choice.texts.extend(value)
         elif key == "json" and not isinstance(value, str):
             message.json = json.dumps(value, ensure_ascii=False)

@@ -27,11 +27,13 @@ from kaiten.client.connection import (
     RESUME_S,
     UNARY_S,
     Lifetime,
+    checked_address,
+    seconds,
     with_key,
 )
 from kaiten.client.errors import ApiError, from_rpc_error
 from kaiten.client.following import Following
-from kaiten.client.request import GenerateOptions, Input, request_from
+from kaiten.client.request import GenerateOptions, Input, attach_to, id_of, request_from
 from kaiten.client.results import Completion, Delta, RequestStatus, status_from_proto
 from kaiten.loop_thread import LoopThread
 from kaiten.tls import TLS, channel
@@ -138,7 +140,8 @@ class Client:
         tls: TLS | bool = False,
         metadata: Sequence[tuple[str, str]] = (),
     ) -> None:
-        """ValueError: a file of `tls` cannot be read, or no header can hold the key.
+        """ValueError: `address` is none of the gRPC API, a file of `tls` cannot be read, no header
+        can hold the key or `metadata`, or a time is none.
 
         `resume_s`: a lost gateway is looked for so long. `overload_s`: a request that is refused
         because too much is live is offered again so long, each time when the service says.
@@ -146,14 +149,14 @@ class Client:
         """
         self._lifetime = Lifetime()
         self._metadata = with_key(metadata, api_key)
-        self._channel = channel(address, tls, OPTIONS)
+        self._channel = channel(checked_address(address), tls, OPTIONS)
         self._aio = partial(
             AsyncClient, address, resume_s=resume_s, api_key=api_key, tls=tls, metadata=metadata
         )
         self._inference = inference_service_pb2_grpc.InferenceServiceStub(self._channel)
         self._models = model_service_pb2_grpc.ModelServiceStub(self._channel)
-        self._resume_s = resume_s
-        self._overload_s = overload_s
+        self._resume_s = seconds("resume_s", resume_s)
+        self._overload_s = seconds("overload_s", overload_s)
 
     def __enter__(self) -> Self:
         return self
@@ -230,23 +233,22 @@ class Client:
         timeout_s: float | None = None,
     ) -> Generation:
         """Follow an accepted request, running or finished, from output positions per choice."""
-        call = pb.AttachRequest(
-            request_id=request_id,
-            positions=positions,
-            return_token_ids=return_token_ids,
-            keep_running=keep_running,
+        call = attach_to(
+            request_id, positions, return_token_ids=return_token_ids, keep_running=keep_running
         )
         return self._followed(Following(attach=call, resume_s=self._resume_s), timeout_s)
 
     def cancel(self, request_id: str) -> bool:
         """Stop a request. False when it had already ended."""
-        answer = self._call(self._inference.Cancel, pb.CancelRequest(request_id=request_id))
+        answer = self._call(self._inference.Cancel, pb.CancelRequest(request_id=id_of(request_id)))
         return bool(answer.was_live)
 
     def get(self, request_id: str) -> RequestStatus:
         """Look at a request without following it."""
         return status_from_proto(
-            self._call(self._inference.GetRequest, pb.GetRequestRequest(request_id=request_id))
+            self._call(
+                self._inference.GetRequest, pb.GetRequestRequest(request_id=id_of(request_id))
+            )
         )
 
     def models(self) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from tests.support.tcp_server import tcp_server
 WHOLE = [accepted(), finished(0), done(0)]
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "ipv4:127.0.0.1", "dns:///localhost"])
 async def test_a_gateway_of_this_machine_is_reached_past_it(
     monkeypatch: pytest.MonkeyPatch, host: str
 ) -> None:
