@@ -42,14 +42,14 @@ class _Seldom(logging.Filter):
 
     def __init__(self) -> None:
         super().__init__()
-        # By what is said, of which signal, and why.
+        # By what is said, of which signal, to where, and why.
         self._said_s: dict[tuple[str, ...], float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
         if not record.name.startswith("opentelemetry."):
             return True
         args = record.args if isinstance(record.args, tuple) else ()
-        key = (record.msg, *map(str, args[:2]))
+        key = (record.msg, *map(str, args[:3]))
         if record.created - self._said_s.get(key, 0.0) < SELDOM_S:
             return False
         if len(self._said_s) >= SAID_MAX:

@@ -52,15 +52,21 @@ def test_a_collector_that_is_away_is_told_of_once_a_minute(
             (other, "UNAVAILABLE", "traces"),
         ):
             # Its last part is another each time.
-            said = (code, signal, at_s)
-            record = logger.makeRecord(logger.name, logging.WARNING, "", 1, "%s %s %s", said, None)
+            said = (signal, "collector:4317", code, at_s)
+            record = logger.makeRecord(
+                logger.name, logging.WARNING, "", 1, "%s %s %s %s", said, None
+            )
             record.created = begun_s + at_s
             logger.handle(record)
     told = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     assert [each["event"] for each in told if each["logger"] != "lib"] == [
-        f"{code} {at_s}"
+        f"{signal} collector:4317 {code} {at_s}"
         for at_s in (0, 60)
-        for code in ("UNAVAILABLE traces", "UNAVAILABLE metrics", "DEADLINE_EXCEEDED traces")
+        for code, signal in (
+            ("UNAVAILABLE", "traces"),
+            ("UNAVAILABLE", "metrics"),
+            ("DEADLINE_EXCEEDED", "traces"),
+        )
     ]
     assert sum(each["logger"] == "lib" for each in told) == 5
 
