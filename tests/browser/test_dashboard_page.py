@@ -263,7 +263,7 @@ async def test_a_full_batch_is_seen_and_why_others_wait(page: Tab, stack: WholeS
         assert re.match(r"320 of 16 tokens: \d+ held, \d+ shared", note), note
         # Who ended has left blocks that others needed since.
         await page.until(
-            "/host blocks[1-9]\\d* of \\d+/.test(document.getElementById('workers').textContent)"
+            "/host[1-9]\\d* of \\d+/.test(document.getElementById('workers').textContent)"
         )
         note = await page.look("document.getElementById('blocks-note').textContent")
         assert re.search(r"; \d+ of \d+ in the host's memory hold what had to go$", note), note

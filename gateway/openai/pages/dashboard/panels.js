@@ -101,7 +101,7 @@ function showWorkers(story, frame, chosen, choose, at) {
   fill($("workers"), () => told.length ? told.map(([id, name, busy, free, slots, blocks, isDraining, isLate, isChosen, speed, plans, over, hostBlocks, hostUsed]) =>
     element("button", {className: "card", ariaPressed: String(isChosen), onclick: () => choose(id), dataset: {sequence: id}}, element("b", {textContent: name}),
       element("span", {className: "dim", textContent: `  ${speed}`}), ...[isDraining && "draining", isLate && "late"].filter(Boolean).map((word) => element("span", {className: "bad", textContent: `  ${word}`})),
-      meter("slots", busy, slots), meter("blocks", free === "?" ? free : blocks - free, blocks), hostBlocks && meter("host blocks", hostUsed, hostBlocks),
+      meter("slots", busy, slots), meter("blocks", free === "?" ? free : blocks - free, blocks), hostBlocks && meter("host", hostUsed, hostBlocks),
       plans && element("div", {className: "dim", textContent: `${plans.length} plan${plans.length === 1 ? "" : "s"} in flight${plans.length ? `: ${plans.map((plan) => `${plan.steps_answered} of ${plan.lease_steps} steps`).join(", ")}` : ""}`}),
       ...over.map((each) => element("div", {className: "dim", textContent: `${each.stage === "lease" ? "short plans" : "nobody joins"}: ${reasonOf(each)}`}))))
     : [element("p", {className: "dim", textContent: "no worker"})], JSON.stringify(told));
