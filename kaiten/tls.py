@@ -1,5 +1,6 @@
 """Whom a client trusts and who it is, and what it says when a handshake fails."""
 
+import re
 import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +18,12 @@ Options: TypeAlias = Sequence[tuple[str, str | int]]
 
 # gRPC takes the proxy of HTTP_PROXY and its like for whatever NO_PROXY does not name.
 DIRECT: Final = (("grpc.enable_http_proxy", 0),)
-SCHEMES: Final = ("ipv4:", "ipv6:", "dns:///", "dns:")
+# Before addresses, as gRPC writes them. There may be several behind the first two.
+SEVERAL: Final = ("ipv4:", "ipv6:")
+SCHEMES: Final = (*SEVERAL, "dns:///", "dns:")
+SOCKET: Final = "unix:"
+PORT: Final = re.compile(r":([0-9]+)(?=[/,]|$)", re.ASCII)
+PORT_MAX: Final = 65535
 ANOTHER_NAME: Final = "is for another name than the one the gateway was called by"
 # Parts of what gRPC or Python says, in order, and the sentence that it is for the user.
 CERTIFICATE_PROBLEMS: Final = (
@@ -94,6 +100,19 @@ def system_authorities() -> bytes | None:
     """The file that OpenSSL reads here (SSL_CERT_FILE changes it). None: gRPC's own list."""
     path = ssl.get_default_verify_paths().cafile
     return Path(path).read_bytes() if path else None
+
+
+def check_address(address: str) -> None:
+    """ValueError: gRPC would ask somebody else: of a larger port it takes the lower 16 bits."""
+    if not address:
+        raise ValueError("the address is empty: it must be host:port")
+    if address.startswith(SOCKET):
+        return
+    if "," in address and not address.rpartition("//")[2].startswith(SEVERAL):
+        raise ValueError(f"{address}: several are written ipv4:HOST:PORT,HOST:PORT")
+    ports = PORT.findall(address)
+    if wrong := next((port for port in ports if not 1 <= int(port) <= PORT_MAX), None):
+        raise ValueError(f"{address}: a port must be from 1 to {PORT_MAX}, got {wrong}")
 
 
 def channel(address: str, tls: TLS | bool, options: Options = ()) -> "grpc.Channel":

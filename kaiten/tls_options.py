@@ -1,6 +1,5 @@
 """How a command reaches a gateway that speaks TLS: the same flags and variables for all."""
 
-import re
 import sys
 from dataclasses import dataclass
 from os.path import expanduser
@@ -9,14 +8,10 @@ from typing import Annotated, Final
 
 from cyclopts import Parameter
 
-from kaiten.tls import TLS
+from kaiten.tls import TLS, check_address
 
 SECURE: Final = ("https://", "grpcs://")
 PLAIN: Final = ("grpc://", "http://")
-SOCKET: Final = "unix:"
-# Of one address, or of several behind one name, as gRPC writes them.
-PORT: Final = re.compile(r":([0-9]+)(?=[/,]|$)", re.ASCII)
-PORT_MAX: Final = 65535
 
 
 @Parameter(name="*")
@@ -47,7 +42,7 @@ class TlsOptions:
     def of(self, address: str) -> tuple[str, TLS | None]:
         """host:port, and the TLS to speak with it. ValueError says what of it, or which file, is
         wrong."""
-        _check(address)
+        check_address(address)
         scheme = next((each for each in (*SECURE, *PLAIN) if address.startswith(each)), "")
         ca, cert, key = map(_given, (self.tls_ca, self.tls_cert, self.tls_key))
         is_asked = self.tls or ca or cert or key
@@ -66,15 +61,6 @@ class TlsOptions:
         except ValueError as error:
             print(error, file=sys.stderr)
             sys.exit(2)
-
-
-def _check(address: str) -> None:
-    """gRPC would ask somebody else: of a larger port it takes the lower 16 bits."""
-    if not address:
-        raise ValueError("the address is empty: it must be host:port")
-    ports = () if address.startswith(SOCKET) else PORT.findall(address)
-    if wrong := next((port for port in ports if not 1 <= int(port) <= PORT_MAX), None):
-        raise ValueError(f"{address}: a port must be from 1 to {PORT_MAX}, got {wrong}")
 
 
 def _given(path: Path | None) -> Path | None:

@@ -11,6 +11,7 @@ from numbers import Real
 from typing import Final
 
 from kaiten.client.errors import DeadlineExceededError, InvalidRequestError
+from kaiten.tls import check_address
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:50051"
 # How long a lost gateway is looked for before UnavailableError.
@@ -18,9 +19,6 @@ RESUME_S: Final = 30.0
 UNARY_S: Final = 10.0
 # What gRPC cannot say it takes for over at once.
 TIMEOUT_S_MAX: Final = 10_000_000.0
-PORT_MAX: Final = 65535
-# Targets of more than one address; of names there is one, which may have several.
-SEVERAL: Final = ("ipv4:", "ipv6:")
 HEADER_NAME: Final = re.compile(r"[0-9a-z_.-]+")
 # Requests that `complete_all` has under way: more than one worker has slots for.
 AT_ONCE: Final = 256
@@ -91,19 +89,15 @@ class Lifetime:
 
 
 def checked_address(address: str) -> str:
-    """ValueError: it is none; what gRPC makes of such is other sentences, or another port."""
-    if not isinstance(address, str) or not address:
-        raise ValueError(f"address: must be HOST:PORT, got {address!r}")
+    """ValueError: it is none."""
+    if not isinstance(address, str):
+        raise ValueError(f"address: must be host:port, got {address!r}")
     if address.startswith(("http://", "https://")):
         rule = (
-            "must be HOST:PORT of the gRPC API (50051 by default), whose port is not that of HTTP"
+            "must be host:port of the gRPC API (50051 by default), whose port is not that of HTTP"
         )
         raise ValueError(f"address: {rule}; got {address!r}")
-    host, _, port = address.rpartition(":")
-    if "," in address and not address.startswith(SEVERAL):
-        raise ValueError(f"address: several are ipv4:HOST:PORT,HOST:PORT; got {address!r}")
-    if host and port.isdecimal() and int(port) > PORT_MAX:
-        raise ValueError(f"address: a port is at most {PORT_MAX}, got {port}")
+    check_address(address)
     return address
 
 

@@ -220,7 +220,8 @@ class Following:
         if is_cancelled and self._was_cut and not self._keep_running:
             raise UnavailableError(
                 "the connection broke, which its gateway took for leaving: the request was"
-                " cancelled. Ask again under another id, or with keep_running=True"
+                " cancelled. Ask again under another id, or with keep_running=True",
+                is_of_service=True,
             )
         choice = self._choice(finished.choice)
         if choice.reason is None:

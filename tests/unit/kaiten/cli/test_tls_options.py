@@ -22,6 +22,7 @@ def test_a_variable_that_is_empty_is_no_wish() -> None:
         ("[fd00::1]:65536", "a port must be from 1 to 65535, got 65536"),
         ("https://gateway:0/", "a port must be from 1 to 65535, got 0"),
         ("ipv4:10.0.0.1:50051,10.0.0.2:70000", "a port must be from 1 to 65535, got 70000"),
+        ("a:1,b:2", "several are written ipv4:HOST:PORT,HOST:PORT"),
         ("", "the address is empty: it must be host:port"),
     ],
 )

@@ -15,11 +15,11 @@ CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"address": ""}, "address: must be HOST:PORT, got ''"),
-        ({"address": None}, "address: must be HOST:PORT, got None"),
-        ({"address": "http://127.0.0.1:8000"}, "address: must be HOST:PORT of the gRPC API"),
-        ({"address": "127.0.0.1:99999"}, "address: a port is at most 65535, got 99999"),
-        ({"address": "a:1,b:2"}, "address: several are ipv4:HOST:PORT,HOST:PORT; got 'a:1,b:2'"),
+        ({"address": ""}, "the address is empty: it must be host:port"),
+        ({"address": None}, "address: must be host:port, got None"),
+        ({"address": "http://127.0.0.1:8000"}, "address: must be host:port of the gRPC API"),
+        ({"address": "127.0.0.1:99999"}, "a port must be from 1 to 65535, got 99999"),
+        ({"address": "a:1,b:2"}, "a:1,b:2: several are written ipv4:HOST:PORT,HOST:PORT"),
         ({"resume_s": math.nan}, "resume_s: must be seconds, 0 or more, got nan"),
         ({"resume_s": "1"}, "resume_s: must be seconds, 0 or more, got '1'"),
         ({"overload_s": -1}, "overload_s: must be seconds, 0 or more, got -1"),
