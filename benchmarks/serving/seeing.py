@@ -87,7 +87,8 @@ def counting(metrics: Metrics | None) -> dict[str, float]:
         with gateway.opening(ASK, DEFAULT) as one:
             one.prompt_tokens = 30
         one.first_ns = one.started_ns + 1
-        gateway.closed(one, [20], [LENGTH], None, goes_on=False, is_kept=False)
+        outcome = gateway_meters.outcome_of([LENGTH], None, goes_on=False)
+        gateway.closed(one, [20], outcome, is_kept=False)
 
     def end() -> None:
         scheduler.ended(1, [OVER], lambda _: "")
