@@ -45,6 +45,205 @@ from kaiten.v1.watch_pb2 import (
 from kaiten.v1.worker_service_pb2 import RowFinished, StepResult, StepTimings
 from service_kit.errors import InvalidRequest
 
+OVER = PassedOver(worker_id="w", stage="admit", why=WhyPassedOver.WHY_PASSED_OVER_BLOCKS)
+SEQUENCE = WatchedSequence(
+    sequence_id=1763830000000001,
+    identity=SequenceIdentity(
+        id="a:x", choice=1, priority=-3, arrived_ns=2_500_000, num_prompt_tokens=4, tokens_max=9
+    ),
+    place=SequencePlace(
+        state=SequenceState.SEQUENCE_STATE_PREEMPTED, worker_id="w", slot=2, num_preemptions=1
+    ),
+    counts=SequenceCounts(num_tokens=6, num_scheduled_tokens=5, num_computed_tokens=4),
+    tables=SequenceTables(
+        groups=[WatchedTable(num_skipped_blocks=1, num_kept_blocks=2, block_ids=[7, 8])]
+    ),
+    passed_over=SequencePassedOver(by=[OVER]),
+)
+WORKER = WatchedWorker(
+    worker_id="w",
+    address="h:1",
+    slots_max=2,
+    block_size=16,
+    block_count=9,
+    blocks_free=8,
+    layer_groups=[LayerGroup(), LayerGroup(window_tokens=64)],
+    is_late=True,
+    plans=[InFlightPlan(plan_id=3, lease_steps=8, steps_answered=2)],
+    passed_over=[OVER],
+    cached_blocks=b"\x05",
+    step_tokens_max=64,
+    mixed_tokens_max=32,
+    host_block_count=20,
+    host_blocks_used=6,
+)
+STEP = WatchedStep(
+    plan_id=3,
+    step=0,
+    answered_ns=6_000_000,
+    step_us=900,
+    join_slots=[1],
+    join_sequence_ids=[4],
+    chunk_slots=[1],
+    chunk_tokens=[9],
+    tokenless_slots=[1],
+    preempted_sequence_ids=[5],
+    preempted_whys=[WhyPassedOver.WHY_PASSED_OVER_BLOCKS],
+    waiting=2,
+    lease_steps=4,
+    budget_tokens=32,
+    num_cached_tokens=16,
+    blocks_allocated=3,
+    blocks_evicted=2,
+    blocks_shared=1,
+    blocks_freed=6,
+    blocks_swapped_out=2,
+    blocks_swapped_in=1,
+    expected_us=950,
+    is_graph=True,
+)
+ROWS = WatchedRows(
+    worker_id="w",
+    sequence_ids=[1763830000000001, 4],
+    num_tokens=[6, 9],
+    num_scheduled_tokens=[5, 9],
+    num_computed_tokens=[4, 0],
+    table_rows=[1],
+    num_skipped_blocks=[0, 2],
+    num_kept_blocks=[1, 3],
+    num_new_blocks=[2, 0],
+    block_ids=[4, 5],
+)
+WENT = WatchedSequence(sequence_id=4, identity=SequenceIdentity(id="a:y"))
+PASSED = {"worker_id": "w", "stage": "admit", "why": "blocks"}
+SAID = WatchResponse(
+    is_snapshot=True,
+    epoch=5,
+    seq=12,
+    committed_seq=11,
+    unix_ns=7_000_000,
+    configured=ConfiguredInput(policy="fair", lease_steps_max=8),
+    workers=[WORKER],
+    worker_ids_gone=["v"],
+    sequences=[SEQUENCE],
+    sequence_ids_gone=[3],
+    queue=WatchedQueue(sequence_ids=[9, 8], length=40),
+    steps=[WatchedSteps(worker_id="w", num_skipped=1, steps=[STEP], is_diff=True)],
+    passed=[WENT],
+    rows=[ROWS, WatchedRows(worker_id="v")],
+)
+TOLD = {
+    "is_snapshot": True,
+    "epoch": 5,
+    "seq": 12,
+    "committed_seq": 11,
+    "unix_ms": 7.0,
+    "configured": {"policy": "fair", "lease_steps_max": 8},
+    "workers": [
+        {
+            "worker_id": "w",
+            "address": "h:1",
+            "slots_max": 2,
+            "block_size": 16,
+            "block_count": 9,
+            "blocks_free": 8,
+            "windows": [None, 64],
+            "is_draining": False,
+            "is_late": True,
+            "plans": [{"plan_id": 3, "lease_steps": 8, "steps_answered": 2}],
+            "passed_over": [PASSED],
+            "cached_blocks": "BQ==",
+            "step_tokens_max": 64,
+            "mixed_tokens_max": 32,
+            "host_block_count": 20,
+            "host_blocks_used": 6,
+        }
+    ],
+    "worker_ids_gone": ["v"],
+    "sequences": [
+        {
+            "sequence_id": 1763830000000001,
+            "identity": {
+                "id": "a:x",
+                "choice": 1,
+                "priority": -3,
+                "arrived_unix_ms": 2.5,
+                "prompt_tokens": 4,
+                "tokens_max": 9,
+            },
+            "place": {"state": "preempted", "worker_id": "w", "slot": 2, "preemptions": 1},
+            "counts": {"tokens": 6, "scheduled_tokens": 5, "computed_tokens": 4},
+            "tables": [{"skipped": 1, "kept": 2, "block_ids": [7, 8]}],
+            "passed_over": [PASSED],
+        }
+    ],
+    "sequence_ids_gone": [3],
+    "queue": {"sequence_ids": [9, 8], "length": 40},
+    "steps": [
+        {
+            "worker_id": "w",
+            "skipped": 1,
+            "steps": [
+                {
+                    "plan_id": 3,
+                    "step": 0,
+                    "answered_unix_ms": 6.0,
+                    "step_us": 900,
+                    "join_slots": [1],
+                    "join_sequence_ids": [4],
+                    "chunk_slots": [1],
+                    "chunk_tokens": [9],
+                    "tokenless_slots": [1],
+                    "tokens": 0,
+                    "preempted_sequence_ids": [5],
+                    "preempted_whys": ["blocks"],
+                    "waiting": 2,
+                    "lease_steps": 4,
+                    "budget_tokens": 32,
+                    "cached_tokens": 16,
+                    "blocks_allocated": 3,
+                    "blocks_evicted": 2,
+                    "blocks_shared": 1,
+                    "blocks_freed": 6,
+                    "blocks_swapped_out": 2,
+                    "blocks_swapped_in": 1,
+                    "expected_us": 950,
+                    "is_graph": True,
+                }
+            ],
+            "is_diff": True,
+        }
+    ],
+    "passed": [
+        {
+            "sequence_id": 4,
+            "identity": {
+                "id": "a:y",
+                "choice": 0,
+                "priority": 0,
+                "arrived_unix_ms": 0.0,
+                "prompt_tokens": 0,
+                "tokens_max": 0,
+            },
+        }
+    ],
+    "rows": [
+        {
+            "worker_id": "w",
+            "sequence_ids": [1763830000000001, 4],
+            "tokens": [6, 9],
+            "scheduled_tokens": [5, 9],
+            "computed_tokens": [4, 0],
+            "table_rows": [1],
+            "skipped": [0, 2],
+            "kept": [1, 3],
+            "new_blocks": [2, 0],
+            "block_ids": [4, 5],
+        },
+        {"worker_id": "v"},
+    ],
+}
+
 
 def event(response: WatchResponse) -> dict[str, Any]:
     said = Told(response.SerializeToString())
@@ -58,205 +257,7 @@ def event(response: WatchResponse) -> dict[str, Any]:
 
 
 def test_what_is_told_is_all_that_was_said() -> None:
-    over = PassedOver(worker_id="w", stage="admit", why=WhyPassedOver.WHY_PASSED_OVER_BLOCKS)
-    sequence = WatchedSequence(
-        sequence_id=1763830000000001,
-        identity=SequenceIdentity(
-            id="a:x", choice=1, priority=-3, arrived_ns=2_500_000, num_prompt_tokens=4, tokens_max=9
-        ),
-        place=SequencePlace(
-            state=SequenceState.SEQUENCE_STATE_PREEMPTED, worker_id="w", slot=2, num_preemptions=1
-        ),
-        counts=SequenceCounts(num_tokens=6, num_scheduled_tokens=5, num_computed_tokens=4),
-        tables=SequenceTables(
-            groups=[WatchedTable(num_skipped_blocks=1, num_kept_blocks=2, block_ids=[7, 8])]
-        ),
-        passed_over=SequencePassedOver(by=[over]),
-    )
-    worker = WatchedWorker(
-        worker_id="w",
-        address="h:1",
-        slots_max=2,
-        block_size=16,
-        block_count=9,
-        blocks_free=8,
-        layer_groups=[LayerGroup(), LayerGroup(window_tokens=64)],
-        is_late=True,
-        plans=[InFlightPlan(plan_id=3, lease_steps=8, steps_answered=2)],
-        passed_over=[over],
-        cached_blocks=b"\x05",
-        step_tokens_max=64,
-        mixed_tokens_max=32,
-        host_block_count=20,
-        host_blocks_used=6,
-    )
-    step = WatchedStep(
-        plan_id=3,
-        step=0,
-        answered_ns=6_000_000,
-        step_us=900,
-        join_slots=[1],
-        join_sequence_ids=[4],
-        chunk_slots=[1],
-        chunk_tokens=[9],
-        tokenless_slots=[1],
-        preempted_sequence_ids=[5],
-        preempted_whys=[WhyPassedOver.WHY_PASSED_OVER_BLOCKS],
-        waiting=2,
-        lease_steps=4,
-        budget_tokens=32,
-        num_cached_tokens=16,
-        blocks_allocated=3,
-        blocks_evicted=2,
-        blocks_shared=1,
-        blocks_freed=6,
-        blocks_swapped_out=2,
-        blocks_swapped_in=1,
-        expected_us=950,
-        is_graph=True,
-    )
-    rows = WatchedRows(
-        worker_id="w",
-        sequence_ids=[1763830000000001, 4],
-        num_tokens=[6, 9],
-        num_scheduled_tokens=[5, 9],
-        num_computed_tokens=[4, 0],
-        table_rows=[1],
-        num_skipped_blocks=[0, 2],
-        num_kept_blocks=[1, 3],
-        num_new_blocks=[2, 0],
-        block_ids=[4, 5],
-    )
-    went = WatchedSequence(sequence_id=4, identity=SequenceIdentity(id="a:y"))
-    passed = {"worker_id": "w", "stage": "admit", "why": "blocks"}
-    assert event(
-        WatchResponse(
-            is_snapshot=True,
-            epoch=5,
-            seq=12,
-            committed_seq=11,
-            unix_ns=7_000_000,
-            configured=ConfiguredInput(policy="fair", lease_steps_max=8),
-            workers=[worker],
-            worker_ids_gone=["v"],
-            sequences=[sequence],
-            sequence_ids_gone=[3],
-            queue=WatchedQueue(sequence_ids=[9, 8], length=40),
-            steps=[WatchedSteps(worker_id="w", num_skipped=1, steps=[step], is_diff=True)],
-            passed=[went],
-            rows=[rows, WatchedRows(worker_id="v")],
-        )
-    ) == {
-        "is_snapshot": True,
-        "epoch": 5,
-        "seq": 12,
-        "committed_seq": 11,
-        "unix_ms": 7.0,
-        "configured": {"policy": "fair", "lease_steps_max": 8},
-        "workers": [
-            {
-                "worker_id": "w",
-                "address": "h:1",
-                "slots_max": 2,
-                "block_size": 16,
-                "block_count": 9,
-                "blocks_free": 8,
-                "windows": [None, 64],
-                "is_draining": False,
-                "is_late": True,
-                "plans": [{"plan_id": 3, "lease_steps": 8, "steps_answered": 2}],
-                "passed_over": [passed],
-                "cached_blocks": "BQ==",
-                "step_tokens_max": 64,
-                "mixed_tokens_max": 32,
-                "host_block_count": 20,
-                "host_blocks_used": 6,
-            }
-        ],
-        "worker_ids_gone": ["v"],
-        "sequences": [
-            {
-                "sequence_id": 1763830000000001,
-                "identity": {
-                    "id": "a:x",
-                    "choice": 1,
-                    "priority": -3,
-                    "arrived_unix_ms": 2.5,
-                    "prompt_tokens": 4,
-                    "tokens_max": 9,
-                },
-                "place": {"state": "preempted", "worker_id": "w", "slot": 2, "preemptions": 1},
-                "counts": {"tokens": 6, "scheduled_tokens": 5, "computed_tokens": 4},
-                "tables": [{"skipped": 1, "kept": 2, "block_ids": [7, 8]}],
-                "passed_over": [passed],
-            }
-        ],
-        "sequence_ids_gone": [3],
-        "queue": {"sequence_ids": [9, 8], "length": 40},
-        "steps": [
-            {
-                "worker_id": "w",
-                "skipped": 1,
-                "steps": [
-                    {
-                        "plan_id": 3,
-                        "step": 0,
-                        "answered_unix_ms": 6.0,
-                        "step_us": 900,
-                        "join_slots": [1],
-                        "join_sequence_ids": [4],
-                        "chunk_slots": [1],
-                        "chunk_tokens": [9],
-                        "tokenless_slots": [1],
-                        "tokens": 0,
-                        "preempted_sequence_ids": [5],
-                        "preempted_whys": ["blocks"],
-                        "waiting": 2,
-                        "lease_steps": 4,
-                        "budget_tokens": 32,
-                        "cached_tokens": 16,
-                        "blocks_allocated": 3,
-                        "blocks_evicted": 2,
-                        "blocks_shared": 1,
-                        "blocks_freed": 6,
-                        "blocks_swapped_out": 2,
-                        "blocks_swapped_in": 1,
-                        "expected_us": 950,
-                        "is_graph": True,
-                    }
-                ],
-                "is_diff": True,
-            }
-        ],
-        "passed": [
-            {
-                "sequence_id": 4,
-                "identity": {
-                    "id": "a:y",
-                    "choice": 0,
-                    "priority": 0,
-                    "arrived_unix_ms": 0.0,
-                    "prompt_tokens": 0,
-                    "tokens_max": 0,
-                },
-            }
-        ],
-        "rows": [
-            {
-                "worker_id": "w",
-                "sequence_ids": [1763830000000001, 4],
-                "tokens": [6, 9],
-                "scheduled_tokens": [5, 9],
-                "computed_tokens": [4, 0],
-                "table_rows": [1],
-                "skipped": [0, 2],
-                "kept": [1, 3],
-                "new_blocks": [2, 0],
-                "block_ids": [4, 5],
-            },
-            {"worker_id": "v"},
-        ],
-    }
+    assert event(SAID) == TOLD
 
 
 def test_what_is_as_before_is_not_told_again() -> None:
