@@ -291,6 +291,14 @@ def test_allowed_token_ids_are_kept_to_as_well(stack: Stack) -> None:
         assert done.reasons == {0: FinishReason.STOP}
 
 
+def test_the_text_of_a_control_token_is_written_as_text(stack: Stack) -> None:
+    for stepper in (stack.in_turns(), stack.one_ahead()):
+        done = run(stepper, stack.wish(grammar='start: "a<|user|>b"'))
+        assert not done.errors
+        assert stack.text(done.outputs[0]) == "a<|user|>b"
+        assert token_id(byte_level_bpe(), "<|user|>") not in done.outputs[0]
+
+
 def test_log_probabilities_are_of_the_models_own_logits(stack: Stack) -> None:
     wish = stack.wish(grammar=of_regex("[0-9]{6}"), logprobs=2, temperature=0.0)
     for stepper in (stack.in_turns(), stack.one_ahead()):
