@@ -4,7 +4,8 @@ import errno
 import io
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Final, NoReturn
 
 INTERRUPTED: Final = 130
@@ -46,10 +47,35 @@ def to_its_end(command: Callable[[], object]) -> NoReturn:
 
 
 def _command() -> None:
-    if not _is_healthy(sys.argv[1:]):
-        from kaiten.cli import app
+    words = sys.argv[1:]
+    if _is_healthy(words):
+        return
+    # Below errors gRPC has a line for each handshake that fails; who must know is told by us.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    from kaiten.local import services
+    from kaiten.start_error import StartError
 
-        app.main()
+    if words and words[0] in services.MODULES:
+        # Of what is missing the command line tells, which a part itself does not import.
+        with suppress(StartError):
+            become(words[0], words[1:])
+    from kaiten.cli import app
+
+    app.main()
+
+
+def become(role: str, arguments: Sequence[str]) -> NoReturn:
+    """Replace this process by a part. Its parent sees one process, and signals reach it.
+
+    StartError: what it needs is not installed.
+    """
+    from kaiten.cli import packages
+    from kaiten.local import services
+
+    packages.require({"archive": "scheduler", "profile": "worker"}.get(role, role))
+    module = services.module(role, arguments)
+    command = (*services.command("kaiten.part"), module, *arguments)
+    os.execve(command[0], command, os.environ | services.environ())
 
 
 def _make_whole() -> None:

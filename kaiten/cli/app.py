@@ -1,7 +1,6 @@
 """The `kaiten` command. Each command imports what it needs by itself: `--help` stays quick."""
 
 import asyncio
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from cyclopts import App, Group, Parameter
 from cyclopts.validators import Number
 
 from kaiten.api_key import ApiKeyFile, api_key_of
-from kaiten.cli import packages
+from kaiten.cli import become, packages
 from kaiten.cli.config_file import from_file
 from kaiten.cli.mistakes import explained
 from kaiten.console import shown_default
@@ -475,19 +474,9 @@ def worker(*arguments: Rest) -> NoReturn:
     become("worker", arguments)
 
 
-def become(role: str, arguments: Sequence[str]) -> NoReturn:
-    """Replace this process by another. Its parent sees one process, and signals reach it."""
-    packages.require({"archive": "scheduler", "profile": "worker"}.get(role, role))
-    module = services.module(role, arguments)
-    command = (*services.command("kaiten.part"), module, *arguments)
-    os.execve(command[0], command, os.environ | services.environ())
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the console script. Users never see a traceback of their own mistake."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    # Below errors gRPC has a line for each handshake that fails; who must know is told by us.
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:
         if arguments and arguments[0] in services.MODULES:
             become(arguments[0], arguments[1:])

@@ -53,6 +53,15 @@ def test_so_it_is_of_a_part_and_of_its_tools(
     assert (done.returncode, done.stderr) == (code, said)
 
 
+def test_who_becomes_a_part_does_not_import_the_command_line_before() -> None:
+    code = (
+        "import os, sys; os.execve = lambda *_: sys.exit('cyclopts' in sys.modules)\n"
+        "sys.argv = ['kaiten', 'gateway', '--help']\n"
+        "from kaiten.cli import main; main()"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
 def test_an_interruption_is_an_exit_code_wherever_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted() -> None:
         raise KeyboardInterrupt
