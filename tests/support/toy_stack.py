@@ -16,12 +16,10 @@ from pathlib import Path
 
 import psutil
 
-from kaiten.cli.display import TerminalDisplay
 from kaiten.local.child import ChildSpec
 from kaiten.local.stack import Stack
 from kaiten.local.supervisor import Display, Supervisor
 from kaiten.start_error import StartError
-from tests.support.answers import until
 
 STAND_IN = """
 import os, pathlib, signal, sys
@@ -45,13 +43,14 @@ def toy_stack(folder: Path, modes: Mapping[str, str]) -> Stack:
     specs = {
         name: ChildSpec(
             name=name,
-            command=(sys.executable, "-c", STAND_IN, str(folder), name, modes.get(name, "plain")),
+            # It needs nothing of what is installed, nor to look for it.
+            command=(sys.executable, "-I", "-S", "-c", STAND_IN, str(folder), name, mode),
             log_path=folder / "logs" / f"{name}.log",
             folders=(folder / "files",),
             is_ready=partial(is_up, folder / f"{name}.pid"),
             is_alive=partial(runs, folder / f"{name}.pid"),
         )
-        for name in NAMES
+        for name, mode in ((name, modes.get(name, "plain")) for name in NAMES)
     }
     return Stack(
         stages=((specs["store"],), tuple(specs[name] for name in NAMES[1:])),
@@ -117,14 +116,19 @@ async def main(folder: Path, modes: Mapping[str, str]) -> int:
         if asked := modes.get("asked"):
             first = (folder / f"{asked}.pid").read_text()
             say("asking", asked)
+            from tests.support.answers import until
+
             await until(lambda: (folder / f"{asked}.pid").read_text() != first, "another")
         if idle := modes.get("idle"):
             for child in supervisor._children.values():
                 child.spec = replace(child.spec, idle_s_max=float(idle))
         say("all-ready", *sorted(took_s))
 
-    is_terminal = modes.get("display") == "terminal"
-    display: Display = TerminalDisplay() if is_terminal else LineDisplay()
+    display: Display = LineDisplay()
+    if modes.get("display") == "terminal":
+        from kaiten.cli.display import TerminalDisplay
+
+        display = TerminalDisplay()
     try:
         supervisor = Supervisor(toy_stack(folder, modes), display)
         supervisor.stop_by_signals()
