@@ -24,6 +24,10 @@ TWO_LENGTHS: Final = {b"content-length", b"transfer-encoding"}
 LOOK_BYTES: Final = 8 << 10
 # For an answer to a client that is sent away, before its connection is cut.
 FAREWELL_S: Final = 1.0
+# Whoever asks whether the process lives is answered however many connections there are: a gateway
+# that has all it takes is healthy, and sent away its probes would have it ended with all of them.
+PROBES: Final = (b"GET /livez ", b"GET /health ", b"GET /metrics ")
+PROBES_MAX: Final = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,15 +76,21 @@ class Connection(H11Protocol):
         # Bytes that have come: all, before the newest, and before those in which the body began.
         self._come = self._come_before = self._come_then = 0
         self._is_sent_away = False
+        # It is one too many: for probes only.
+        self._is_beyond = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > self._limits.connections_max:
-            self._send_away(b"503 Service Unavailable", b"too many connections")
+        beyond = len(self.connections) - self._limits.connections_max
+        self._is_beyond = beyond > 0
+        if beyond > PROBES_MAX:
+            self._refuse_one_too_many()
         else:
             self._watch()
 
     def data_received(self, data: bytes) -> None:
+        if self._is_beyond and not self._goes_on and not data.startswith(PROBES):
+            self._refuse_one_too_many()
         if not self._is_sent_away:
             self._come_before, self._come = self._come, self._come + len(data)
             most = self._limits.headers_bytes_max
@@ -95,6 +105,15 @@ class Connection(H11Protocol):
                     self._refuse_crumbs()
                     return
             self._watch()
+
+    @property
+    def _goes_on(self) -> bool:
+        """What comes is not the beginning of a request."""
+        return self.conn.their_state is not h11.IDLE or bool(self.conn.trailing_data[0])
+
+    def _refuse_one_too_many(self) -> None:
+        if not self._is_sent_away:
+            self._send_away(b"503 Service Unavailable", b"too many connections")
 
     def _refuse_crumbs(self) -> None:
         if self.conn.our_state is h11.SEND_RESPONSE:

@@ -321,7 +321,7 @@ async def test_one_connection_too_many_is_told_so() -> None:
         for reader, writer in held:
             writer.write(GET)
             assert await asyncio.wait_for(reader.readline(), 60) == b"HTTP/1.1 200 OK\r\n"
-        reply = await told(port)
+        reply = await told(port, GET)
         assert reply.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
         assert reply.endswith(b"too many connections")
         for _, writer in held:
@@ -334,6 +334,35 @@ async def test_one_connection_too_many_is_told_so() -> None:
                 b"HTTP/1.1 200"
             ):
                 pass
+
+
+async def test_a_gateway_with_all_its_connections_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A probe that is sent away has it ended, with every stream that it has."""
+    monkeypatch.setattr(connection, "PROBES_MAX", 1)
+    async with listening(ConnectionLimits(connections_max=1)) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(GET)
+        assert await asyncio.wait_for(reader.readline(), 60) == b"HTTP/1.1 200 OK\r\n"
+        for path in (b"/livez", b"/health", b"/metrics"):
+            probe = b"GET %s HTTP/1.1\r\nConnection: close\r\n" % path
+            # However its bytes come.
+            assert (await told(port, probe, b"Host: x\r\n\r\n")).startswith(b"HTTP/1.1 200 OK\r\n")
+        # One of them is kept for the next probe, and is of no use for anything else.
+        probe = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
+        kept, asks = await asyncio.open_connection("127.0.0.1", port)
+        for _ in range(2):
+            asks.write(probe)
+            assert (await asyncio.wait_for(kept.readuntil(b"\r\n0\r\n\r\n"), 60)).startswith(
+                b"HTTP/1.1 200"
+            )
+        assert (await told(port, probe)).endswith(b"too many connections"), (
+            "there is an end to them"
+        )
+        asks.write(GET)
+        assert (await asyncio.wait_for(kept.read(), 60)).endswith(b"too many connections")
+        for each in (writer, asks):
+            each.close()
+            await each.wait_closed()
 
 
 async def test_who_finds_no_file_is_told_of_once_and_taken_later(
