@@ -260,6 +260,27 @@ def test_probes_ask_what_there_is_to_be_asked(role: str) -> None:
             assert container[probe]["grpc"].get("service", "") == asked
 
 
+def test_prometheus_finds_pods_that_are_not_ready() -> None:
+    """A headless Service leads to none of them by itself: no alert would hear of any in trouble."""
+    config = yaml.safe_load((ROOT / "deploy" / "observability" / "prometheus.yml").read_text())
+    by_name = [one for job in config["scrape_configs"] for one in job.get("dns_sd_configs", ())]
+    names = {name for one in by_name for name in one["names"]} - {"worker-gpu"}
+    assert names == SETTINGS.keys()
+    for name in names:
+        service = found(written(), "Service", name)["spec"]
+        assert (service["clusterIP"], service["publishNotReadyAddresses"]) == ("None", True), name
+
+
+@each_of_ours
+def test_pods_that_are_not_ready_keep_no_node_from_being_drained(role: str) -> None:
+    """While the store or the last worker is away no gateway is ready; a budget that counts them as
+    disrupted would hold the very node that has to go for it to come back.
+    """
+    budget = found(written(), "PodDisruptionBudget", role)["spec"]
+    assert budget["maxUnavailable"] == 1
+    assert budget["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+
+
 @needs_kustomize
 @each_overlay
 def test_a_pod_can_do_no_more_than_it_must(overlay: str) -> None:
