@@ -322,6 +322,8 @@ FIRES: Final[Mapping[str, tuple[Mapping[str, str], Mapping[str, str]]]] = {
 
 
 LINKED: Final = "KaitenNoLeader"
+# And a cell of which no page is there: who is gone for good has no target that is down either.
+TELL_OF_SILENCE: Final = ("KaitenNoLeader", "KaitenGatewayNotReady")
 URL: Final = "https://runbooks.example/kaiten.md"
 
 
@@ -363,6 +365,8 @@ def test_every_alert_fires_when_it_should_and_not_when_it_should_not(tmp_path: P
     for name, rule in ALERTS.items():
         # Alone: with all rules in one file each test would evaluate those of all others.
         rules, tests = tmp_path / f"{name}.yml", [fires(name, 0), fires(name, 1)]
+        if name in TELL_OF_SILENCE:
+            tests += [{**fires(name, 0), "input_series": []}]
         if name == LINKED:
             tests += [linked("", "docs/runbooks.md"), linked(URL, URL)]
         rules.write_text(yaml.safe_dump({"groups": [{**GROUP, "rules": [rule]}]}))
