@@ -26,6 +26,7 @@ from service_kit.errors import ConfigError
 MB: Final = 1_000_000
 # Of the memory free after loading, when --kv-memory-mb does not say.
 _FREE_SHARE: Final = 0.4
+CGROUPS: Final = Path("/sys/fs/cgroup")
 # A large page of Linux.
 _ALIGN_BYTES: Final = 2 << 20
 
@@ -201,25 +202,40 @@ def _mb(count_bytes: int) -> int:
     return -(-count_bytes // MB)
 
 
-def free_memory_bytes(cgroups: Path = Path("/sys/fs/cgroup")) -> int:
-    """What this process may still take: the machine's available memory or its cgroup's rest.
-
-    Of a cgroup as a container sees it, version 2 or 1. Pages of files count as used there, and the
-    checkpoint was just read: they are given back as soon as somebody wants them.
-    """
+def free_memory_bytes(cgroups: Path = CGROUPS) -> int:
+    """What this process may still take: the machine's available memory or its cgroup's rest."""
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if (available := _counted(Path("/proc/meminfo")).get("MemAvailable:")) is not None:
         free = available * 1024
-    for folder, (limit, current, prefix) in {
-        cgroups: ("memory.max", "memory.current", ""),
-        cgroups / "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
-    }.items():
-        most, used = (_lines(folder / name) for name in (limit, current))
-        if most and used and most[0].strip().isdigit():
-            pages = _counted(folder / "memory.stat")
-            of_files = sum(pages.get(f"{prefix}{kind}active_file", 0) for kind in ("", "in"))
-            return max(min(free, int(most[0]) - int(used[0]) + of_files), 0)
+    if (cgroup := _cgroup(cgroups)) is not None:
+        most, used = cgroup
+        free = max(min(free, most - used), 0)
     return free
+
+
+def total_memory_bytes(cgroups: Path = CGROUPS) -> int:
+    """What this process is ended beyond: the machine's memory or its cgroup's limit."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    cgroup = _cgroup(cgroups)
+    return total if cgroup is None else min(total, cgroup[0])
+
+
+def _cgroup(folder: Path) -> tuple[int, int] | None:
+    """Its limit and what it uses, as a container sees it, version 2 or 1; None: there is no limit.
+
+    Pages of files count as used there, and the checkpoint was just read: they are given back as
+    soon as somebody wants them.
+    """
+    for inside, (limit, current, prefix) in {
+        folder: ("memory.max", "memory.current", ""),
+        folder / "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+    }.items():
+        most, used = (_lines(inside / name) for name in (limit, current))
+        if most and used and most[0].strip().isdigit():
+            pages = _counted(inside / "memory.stat")
+            of_files = sum(pages.get(f"{prefix}{kind}active_file", 0) for kind in ("", "in"))
+            return int(most[0]), int(used[0]) - of_files
+    return None
 
 
 def _counted(path: Path) -> dict[str, int]:

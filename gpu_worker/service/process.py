@@ -68,8 +68,9 @@ class WorkerProcess:
         server = self._server = create_server(
             limits=_SERVER_LIMITS, interceptors=peers.interceptors()
         )
-        # Bound before loading: a taken port is known at once.
+        # Bound before loading: a taken port is known at once, and a page for Prometheus is there.
         bound = await peers.bind(server, settings)
+        page = self._metrics.serve(settings.metrics_host, settings.metrics_port)
         self._crashed = asyncio.get_running_loop().create_future()
         loaded = await asyncio.to_thread(self._load, settings)
         runtime.return_freed_memory()
@@ -101,7 +102,6 @@ class WorkerProcess:
         )
         self._servicer.on_stream_end = self._registrar.ask_now
         self._look_at(meters, self._engine, self._registrar, loaded)
-        page = self._metrics.serve(settings.metrics_host, settings.metrics_port)
         address = settings.advertise_address or str(bound)
         return {**_ready_fields(loaded, description, address), "metrics": page}
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import gc
+import os
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from gpu_worker.runner.kv_cache import (
     size_pool,
     with_host_blocks,
 )
+from gpu_worker.service.device_memory import device_memory
 from kernels.kv import fp8
 from scheduler_svc.core.kv import KVManager
 from scheduler_svc.core.types import WorkerSpec
@@ -381,10 +383,14 @@ def test_a_containers_limit(tmp_path: Path, files: dict[str, str], free: int | N
     (tmp_path / "memory").mkdir()
     for name, text in files.items():
         (tmp_path / name).write_text(text)
+    memory = device_memory(torch.device("cpu"), tmp_path)
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if free is None:
         assert free_memory_bytes(tmp_path) > 16 * MIB
+        assert memory["total"] == machine
     else:
         assert free_memory_bytes(tmp_path) == free * MIB
+        assert memory["total"] in (MIB, 9 * MIB), "what it is ended beyond"
 
 
 GB = 10**9

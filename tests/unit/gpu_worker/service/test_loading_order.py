@@ -1,6 +1,7 @@
 """What a worker looks at first when it starts."""
 
 import errno
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -29,6 +30,17 @@ def test_a_wrong_folder_is_refused_before_a_minute_of_compiling(
     monkeypatch.setattr(native, "build", lambda **_: pytest.fail("compiles for nothing"))
     with pytest.raises(ConfigError, match=r"has no config\.json"):
         load(WorkerSettings(model=str(tmp_path), device="cpu", threads=1))
+
+
+async def test_a_taken_port_of_metrics_is_known_before_minutes_of_loading() -> None:
+    """And while it loads Prometheus has a page: a target that is down is an alert."""
+    pytest.importorskip("opentelemetry.exporter.prometheus", reason="no kaiten[metrics] here")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        settings = WorkerSettings(model="m", metrics_port=taken.getsockname()[1])
+        worker = process.WorkerProcess(settings, lambda _: pytest.fail("loads for nothing"))
+        with pytest.raises(ConfigError, match="cannot serve metrics on"):
+            await worker.start()
+        await worker.stop()
 
 
 def test_host_blocks_are_announced_and_in_the_ready_line(tmp_path: Path) -> None:
