@@ -9,7 +9,9 @@ umask 077
   # Whoever runs the store may want to look in; without a password of theirs nobody is let in so.
   printf 'user default reset off %s\n' "${ADMIN_PASSWORD:+on >$ADMIN_PASSWORD ~* &* +@all}"
   # ledger/acl.py
-  printf 'user kaiten on >%s resetkeys ~kaiten:{%s}:* ' "$REDISCLI_AUTH" "$KAITEN_CELL"
+  # An empty one would be a password like any other: whoever gives it is let in.
+  printf 'user kaiten on >%s resetkeys ~kaiten:{%s}:* ' \
+    "${REDISCLI_AUTH:?is the password of the services, and must not be empty}" "$KAITEN_CELL"
   cat "$commands"
 } > "$users"
 exec "$@"

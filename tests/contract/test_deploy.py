@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 
 from gateway.settings import GatewaySettings
@@ -294,6 +295,33 @@ def test_the_stores_password_is_the_operators() -> None:
     for name in ("gateway", "scheduler"):
         urls = [v for k, v in SERVICES[name]["environment"].items() if k.endswith("REDIS_URL")]
         assert urls == [f"redis://kaiten:{PASSWORD}@valkey:6379/0"]
+
+
+def test_the_store_starts_with_no_empty_password(tmp_path: Path) -> None:
+    """It would be one like any other; `--from-literal=password=$NOTHING` makes a Secret of it."""
+    users = tmp_path / "users.conf"
+    words = ["sh", str(ROOT / "deploy/valkey/valkey-start.sh"), os.devnull, str(users), "true"]
+    for password, is_refused in (("", True), ("a0password", False)):
+        environ = os.environ | {"REDISCLI_AUTH": password, "KAITEN_CELL": "0"}
+        ran = subprocess.run(words, env=environ, capture_output=True, text=True, check=False)
+        assert bool(ran.returncode) is ("REDISCLI_AUTH" in ran.stderr) is is_refused, ran
+    assert "user kaiten on >a0password resetkeys ~kaiten:{0}:* " in users.read_text()
+
+
+def test_what_the_page_says_of_tls_is_understood() -> None:
+    """Of what stands in `.env` a container is given only what the compose file names."""
+    page = (ROOT / "deploy" / "README.md").read_text()
+    (block,) = re.findall(r"```yaml\n(services:\n.*?)```", page, re.DOTALL)
+    gateway = yaml.safe_load(block)["services"]["gateway"]
+    environment = {k: v for k, v in SERVICES["gateway"]["environment"].items() if v is not None}
+    given = {key: str(value) for key, value in (environment | gateway["environment"]).items()}
+    chosen = load_settings(GatewaySettings, "gateway", [], given)
+    mounts = [each["target"] for each in SERVICES["gateway"]["volumes"]]
+    assert all(str(each.parent) in mounts for each in (chosen.tls_cert, chosen.tls_key) if each)
+    assert chosen.grpc_socket is not None
+    assert gateway["tmpfs"] == [f"{chosen.grpc_socket.parent}:mode=700,uid=10001,gid=10001"]
+    asked = ["CMD", "kaiten", "healthcheck", f"unix:{chosen.grpc_socket}"]
+    assert gateway["healthcheck"] == {"test": asked}
 
 
 def test_the_stores_user_can_do_what_the_ledger_does() -> None:
