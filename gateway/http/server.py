@@ -91,6 +91,8 @@ class HttpServer:
                 log_config=None,
                 lifespan="off",
                 ws="none",
+                # A word of the client's for its own address, which wrong keys are noted by.
+                proxy_headers=False,
                 # A class is wanted to be called, which a partial is for.
                 http=partial(Connection, limits),  # type: ignore[arg-type]
                 h11_max_incomplete_event_size=limits.headers_bytes_max,

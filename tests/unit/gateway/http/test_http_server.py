@@ -52,6 +52,25 @@ async def test_small_answers_are_not_held_back(monkeypatch: Any) -> None:
     await server.stop()
 
 
+async def test_nobody_says_whose_address_theirs_is() -> None:
+    """uvicorn's own takes a loopback client's word: a wrong key would be noted against another."""
+    seen: list[str] = []
+
+    async def noting(scope: Any, receive: Any, send: Any) -> None:
+        seen.append(scope["client"][0])
+        await app(scope, receive, send)
+
+    server = HttpServer(noting, "127.0.0.1", 0)
+    port = server.bind()
+    await server.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET / HTTP/1.1\r\nHost: x\r\nX-Forwarded-For: 192.0.2.7\r\n\r\n")
+    assert await asyncio.wait_for(reader.readline(), 60) == b"HTTP/1.1 200 OK\r\n"
+    assert seen == ["127.0.0.1"]
+    writer.close()
+    await server.stop()
+
+
 async def test_an_answer_before_the_body_was_read_leaves_the_connection_usable() -> None:
     """A refusal (413, 401) comes early; the next request on the same connection is served."""
     server = HttpServer(app, "127.0.0.1", 0)
