@@ -46,9 +46,11 @@ class OperatorServicer:
     async def ReadArchive(
         self, request: ReadArchiveRequest, context: Any
     ) -> AsyncIterator[ReadArchiveResponse]:
-        await self._check(context)
+        authorization = await self._check(context)
         async with aclosing(self._operators.read_archive(request)) as parts:
             async for entries in parts:
+                # Prompts of everybody may be in it, and it is read at its reader's pace.
+                self._keyring.check_operator(authorization)
                 yield ReadArchiveResponse(entries=entries)
 
     async def _check(self, context: Any) -> str:

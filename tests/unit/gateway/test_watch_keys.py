@@ -1,4 +1,4 @@
-"""Whoever watches does so for as long as the key is one of an operator, at both doors."""
+"""Whoever watches, or reads archives, does so for as long as the key is one of an operator."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -13,6 +13,7 @@ from gateway.grpc.operators import OperatorServicer
 from gateway.http.exchange import HttpExchange
 from gateway.openai.operators.watch import watch
 from gateway.tenants import Keyring, Tenant, WrongKey, digest
+from kaiten.v1.scheduler_service_pb2 import ReadArchiveRequest
 from kaiten.v1.watch_pb2 import WatchRequest, WatchResponse
 from service_kit.errors import Forbidden, KaitenError
 
@@ -34,6 +35,11 @@ class PlayedOperators:
         yield Told(WatchResponse(is_snapshot=True).SerializeToString())
         self._change()
         yield Told(WatchResponse().SerializeToString())
+
+    async def read_archive(self, request: ReadArchiveRequest) -> AsyncGenerator[list[Any], None]:
+        yield []
+        self._change()
+        yield []
 
 
 class PlayedExchange(HttpExchange):
@@ -66,14 +72,17 @@ async def test_over_http(keys: Keys, error: type[KaitenError]) -> None:
     assert len(exchange.events) == 1
 
 
+@pytest.mark.parametrize(
+    ("method", "asked"), [("Watch", WatchRequest()), ("ReadArchive", ReadArchiveRequest())]
+)
 @pytest.mark.parametrize(("keys", "error"), CHANGES)
-async def test_over_grpc(keys: Keys, error: type[KaitenError]) -> None:
+async def test_over_grpc(keys: Keys, error: type[KaitenError], method: str, asked: Any) -> None:
     keyring = Keyring([(digest("key"), OPERATOR)])
     operators: Any = PlayedOperators(partial(keyring.replace, keys, ()))
     context = SimpleNamespace(
         invocation_metadata=lambda: [("authorization", KEY)], peer=lambda: "ipv4:127.0.0.1:1"
     )
-    responses = OperatorServicer(operators, keyring).Watch(WatchRequest(), context)
-    assert await anext(responses)
+    responses = getattr(OperatorServicer(operators, keyring), method)(asked, context)
+    await anext(responses)
     with pytest.raises(error):
         await anext(responses)
