@@ -1,6 +1,7 @@
 """What can go wrong, named by who must act. Knows nothing of gRPC or HTTP: edges own a table.
 
-`str(error)` is always a sentence for its reader; the attributes are for programs.
+`str(error)` is always a sentence for its reader; the attributes are for programs. `told` is what
+may leave the system: where its parts are is its operator's business.
 """
 
 from collections.abc import Sequence
@@ -8,6 +9,11 @@ from collections.abc import Sequence
 
 class KaitenError(Exception):
     """Root of the taxonomy. Never raised itself."""
+
+    @property
+    def told(self) -> str:
+        """The sentence for clients, and for whoever needs no key."""
+        return str(self)
 
 
 class InvalidRequest(KaitenError):
@@ -115,12 +121,19 @@ class Cancelled(KaitenError):
 
 
 class Unavailable(KaitenError):
-    """A part this answer depends on is away; nothing was lost, try again."""
+    """A part this answer depends on is away; nothing was lost, try again. `told`: in place of a
+    reason that names addresses or users.
+    """
 
-    def __init__(self, reason: str, retry_after_s: float = 1.0) -> None:
+    def __init__(self, reason: str, retry_after_s: float = 1.0, *, told: str = "") -> None:
         super().__init__(f"unavailable: {reason}")
         self.reason = reason
         self.retry_after_s = retry_after_s
+        self._told = told or reason
+
+    @property
+    def told(self) -> str:
+        return f"unavailable: {self._told}"
 
 
 class Unserved(Unavailable):

@@ -100,7 +100,7 @@ def _numbers(**named: int | None) -> dict[str, str]:
 
 def trailers_of(error: errors.KaitenError) -> Metadata:
     """The trailing metadata that carries `details_of`, plus gRPC's own retry pushback."""
-    status = Status(code=code_of(error).value[0], message=_cut(str(error)))
+    status = Status(code=code_of(error).value[0], message=_cut(error.told))
     for detail in details_of(error):
         packed = AnyMessage()
         packed.Pack(detail)
@@ -114,7 +114,7 @@ async def abort(
     context: "grpc.aio.ServicerContext[Any, Any]", error: errors.KaitenError
 ) -> NoReturn:
     """End the RPC with the error's status. Always raises."""
-    await context.abort(code_of(error), _cut(str(error)), trailers_of(error))
+    await context.abort(code_of(error), _cut(error.told), trailers_of(error))
     raise AssertionError("abort returned")
 
 

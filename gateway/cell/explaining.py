@@ -50,11 +50,17 @@ class Explainer:
         """Of the first of these requests that somebody knows. NotFound: nobody does; Unavailable:
         nobody leads; Overloaded: so many are asked for already.
         """
-        found = await self._of_leader(ledger_ids)
-        if found is None:
-            found = await self._of_archives(ledger_ids, caller)
-        else:
-            await self._replays.fill(found.id, found.choices, caller)
+        try:
+            found = await self._of_leader(ledger_ids)
+            if found is None:
+                found = await self._of_archives(ledger_ids, caller)
+            else:
+                await self._replays.fill(found.id, found.choices, caller)
+        except Unavailable as error:
+            if caller.is_operator:
+                raise
+            # Where schedulers are is no tenant's business.
+            raise Unavailable("no scheduler tells of it now") from error
         if not caller.is_operator:
             for choice in found.choices:
                 scrub(choice)

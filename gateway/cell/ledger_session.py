@@ -1,6 +1,7 @@
 """The gateway's hold on its cell: a Ledger and its Follower, replaced together when it is lost."""
 
 import asyncio
+from contextlib import suppress
 from typing import Final
 
 import structlog
@@ -38,22 +39,26 @@ class LedgerLink:
     async def open(self) -> None:
         """Connect. A store that is away is waited for later; a wrong one raises ConfigError now."""
         await self._connect()
-        try:
+        with suppress(Unavailable):
             await self.check()
-        except Unavailable as error:
-            log.warning("ledger.away", reason=error.reason)
 
     async def check(self) -> None:
         """Look whether the store still keeps the rules, and note the answer in `problem`."""
         try:
             store = await self.ledger.check()
         except (ConfigError, Unavailable) as error:
-            self.problem = str(error)
+            self.fails(error)
             if isinstance(error, ConfigError):
                 self.broken_rule = self.problem
             raise
         self.problem = FULL if store.is_full else ""
         self.broken_rule = ""
+
+    def fails(self, error: ConfigError | Unavailable) -> None:
+        """Note why in `problem`, which anybody may read; where the store is only the log says."""
+        if isinstance(error, Unavailable) and error.told != self.problem:
+            log.warning("ledger.away", reason=error.reason)
+        self.problem = error.told
 
     async def look(self) -> CellView:
         """The cell, as the store has it."""

@@ -172,7 +172,7 @@ class Readiness:
                     await self._link.check()
                 self.watch.saw(await self._link.look())
         except (ConfigError, Unavailable) as error:
-            self._link.problem = str(error)
+            self._link.fails(error)
         except TimeoutError:
             self._link.problem = "the store does not answer"
 

@@ -95,7 +95,7 @@ def write_event(message: pb.GenerationEvent, event: Event, *, with_token_ids: bo
 
 def error_to_proto(error: KaitenError) -> pb.RequestError:
     """What the request's own RPC would have ended with."""
-    message = pb.RequestError(code=code_of(error).value[0], message=str(error)[:MESSAGE_CHARS_MAX])
+    message = pb.RequestError(code=code_of(error).value[0], message=error.told[:MESSAGE_CHARS_MAX])
     if isinstance(error, InvalidRequest):
         message.fields.extend(
             pb.FieldError(field=each.field, rule=each.rule[:MESSAGE_CHARS_MAX])

@@ -118,7 +118,7 @@ def _message(error: errors.KaitenError, param: str | None) -> str:
     """In the client's words: it wrote `prompt`, not `token_ids.ids`."""
     if isinstance(error, errors.InvalidRequest) and param:
         return "; ".join(_in_clients_words(each) for each in error.violations)
-    return str(error)
+    return error.told
 
 
 def _in_clients_words(error: errors.InvalidRequest) -> str:

@@ -61,14 +61,16 @@ def translated(error: Exception) -> Exception:
         reason = REFUSALS.get(_code(error))
         if reason is None and not is_transient(error):
             return error
-        return Unavailable(f"{reason or 'the ledger is not ready'}: {error}")
+        told = reason or "the ledger is not ready"
+        return Unavailable(f"{told}: {error}", told=told)
     if isinstance(refused := error.__context__, ssl.SSLCertVerificationError):
         return Unavailable(
             f"the ledger cannot be reached: its certificate is refused: {refused.verify_message}."
             " Fix: name the file of its authority in the ledger url, rediss://…?ssl_ca_certs=FILE,"
             " and dial a name that is in the certificate"
         )
-    return Unavailable(f"the ledger cannot be reached: {str(error) or 'no answer in time'}")
+    told = "the ledger cannot be reached"
+    return Unavailable(f"{told}: {str(error) or 'no answer in time'}", told=told)
 
 
 def is_transient(error: BaseException) -> bool:

@@ -24,7 +24,7 @@ from kaiten.v1.scheduler_service_pb2_grpc import (
 )
 from kaiten.v1.timeline_pb2 import ChoiceTimeline, TimelineInterval, TimelinePhase
 from ledger import CellView, Lease
-from service_kit.errors import NotFound, Overloaded
+from service_kit.errors import NotFound, Overloaded, Unavailable
 from service_kit.peers import Peers
 from tests.support.answers import until
 from tests.support.slept_clock import SleptClock
@@ -45,10 +45,13 @@ class PlayedLeader(SchedulerServiceServicer):
         self.live: dict[str, ChoiceTimeline] = {}
         self.archived: dict[str, ChoiceTimeline] = {}
         self.asked: list[ReplayTimelineRequest] = []
+        self.is_wrong = False
         self.gate = asyncio.Event()
         self.gate.set()
 
     async def ReadTimeline(self, request: Any, context: Any) -> ReadTimelineResponse:
+        if self.is_wrong:
+            await context.abort(grpc.StatusCode.INTERNAL, "internal error, id=1")
         if request.id not in self.live:
             await context.abort(grpc.StatusCode.NOT_FOUND, "it is not there")
         return ReadTimelineResponse(choices=[self.live[request.id]], traceparent="of the leader")
@@ -161,6 +164,16 @@ async def test_the_beginning_of_what_lives_is_replayed_once() -> None:
             assert (told.num_batch_mates, list(told.batch_mate_ids)) == (3, mates)
             assert told.num_preemptions == 2
         assert len(leader.asked) == 2
+
+
+async def test_where_a_leader_is_that_does_not_answer_only_operators_are_told() -> None:
+    async with played() as (leader, explainer, _):
+        leader.is_wrong = True
+        with pytest.raises(Unavailable, match=r"the scheduler at 127\.0\.0\.1:[0-9]+: INTERNAL"):
+            await explainer.timelines(["acme:mine"], OPERATOR)
+        with pytest.raises(Unavailable) as refused:
+            await explainer.timelines(["acme:mine"], TENANT)
+        assert str(refused.value) == "unavailable: no scheduler tells of it now"
 
 
 async def test_a_tenant_has_one_archive_replayed_at_a_time() -> None:

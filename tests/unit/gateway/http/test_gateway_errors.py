@@ -1,10 +1,16 @@
 """One error, two codes: the table knows every class."""
 
 import json
+from types import SimpleNamespace
+from typing import Any, cast
 
+import grpc
 import pytest
+from google.rpc.status_pb2 import Status
+from redis import exceptions as redis
 
 from gateway.children.pool import WorkRefused
+from gateway.grpc.convert import error_to_proto
 from gateway.http import errors as http
 from gateway.http.json_reply import to_json
 from gateway.openai.conversations.stored import Contended
@@ -12,7 +18,7 @@ from gateway.requests.validation import FarTooLong, PromptTooLong, TextTooLong, 
 from gateway.tenants import WrongKey
 from gateway.text.template_process import WORK
 from ledger import DamagedLedger, Fenced, StoreLost
-from ledger.servers.refusals import NotLetIn
+from ledger.servers.refusals import NotLetIn, translated
 from service_kit import errors, grpc_errors
 
 EXAMPLES = [
@@ -51,6 +57,31 @@ EXAMPLES = [
 
 def every_class(root: type[errors.KaitenError]) -> set[type[errors.KaitenError]]:
     return {root}.union(*(every_class(kind) for kind in root.__subclasses__()))
+
+
+async def test_where_the_store_is_and_as_whom_we_ask_it_no_client_is_told() -> None:
+    told: list[str] = []
+
+    async def abort(_code: Any, text: str, trailers: Any) -> None:
+        told.extend((text, Status.FromString(dict(trailers)["grpc-status-details-bin"]).message))
+        raise grpc.aio.AbortError
+
+    for secret, error in (
+        ("10.0.0.7", redis.ConnectionError("Error 111 connecting to 10.0.0.7:6379.")),
+        ("10.0.0.7", redis.ResponseError("MOVED 3999 10.0.0.7:6379")),
+        ("kaiten-1", redis.NoPermissionError("User kaiten-1 has no permissions to run 'evalsha'")),
+    ):
+        found = translated(error)
+        assert isinstance(found, errors.Unavailable)
+        assert secret in found.reason
+        told += [http.body_of(found).error.message, error_to_proto(found).message]
+        with pytest.raises(grpc.aio.AbortError):
+            await grpc_errors.abort(cast(Any, SimpleNamespace(abort=abort)), found)
+    assert set(told) == {
+        "unavailable: the ledger cannot be reached",
+        "unavailable: the ledger is not ready",
+        "unavailable: the ledger's user lacks a permission",
+    }
 
 
 def test_every_error_is_an_example() -> None:
