@@ -69,7 +69,7 @@ from scheduler_svc.core.types import (
     WorkerSpec,
 )
 from scheduler_svc.decisions import whys_of
-from scheduler_svc.timeline_track import QUEUE_STAGES
+from scheduler_svc.timeline_track import QUEUE_STAGES, blocks_of
 
 # How a replay finds the request that a Submit names.
 RequestOf = Callable[[SubmitInput], Request]
@@ -121,6 +121,9 @@ def describe_plan(
         for num_skipped, blocks in join.block_tables:
             message.join_skipped_blocks.append(num_skipped)
             message.join_blocks.append(len(blocks))
+    if plan.swaps:
+        of_joins = (blocks_of(join, 1, plan.swaps) for join in plan.joins)
+        message.join_swapped_in_blocks.extend(blocks.swapped_in for blocks in of_joins)
     for slot, count in plan.chunks:
         message.chunk_slots.append(slot)
         message.chunk_slot_tokens.append(count)

@@ -7,7 +7,7 @@ would be decided again. Of commands and outcomes there is only what `Timelines` 
 """
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, cast
+from typing import Final, NamedTuple, cast
 
 from kaiten.v1.archive_pb2 import ArchivedRequest, Snapshot
 from kaiten.v1.common_pb2 import WhyPassedOver
@@ -27,10 +27,15 @@ from scheduler_svc.core.outcome import (
     Plan,
     Why,
 )
-from scheduler_svc.core.types import Request, SequenceId
+from scheduler_svc.core.types import BlockId, Request, SequenceId
 from scheduler_svc.snapshot_wire import snapshot_from_proto
 from scheduler_svc.timeline import Timelines
 from scheduler_svc.timeline_track import QUEUE_STAGES, Step
+
+# Of a plan's blocks a record says how many they are, not which.
+_IN_THE_POOL: Final[BlockId] = 0
+_SWAPPED_IN: Final[BlockId] = 1
+_IN_HOST_MEMORY: Final[BlockId] = 2
 
 
 class _Taken(NamedTuple):
@@ -162,7 +167,7 @@ def planned(message: PlanInput) -> Outcome:
         joins=tuple(_joins(message)),
         appends=(),
         replacements=(),
-        swaps=(),
+        swaps=((_IN_HOST_MEMORY, _SWAPPED_IN),) if message.join_swapped_in_blocks else (),
         copies=(),
         chunks=tuple(zip(message.chunk_slots, message.chunk_slot_tokens, strict=True)),
         checksum=0,
@@ -175,10 +180,11 @@ def planned(message: PlanInput) -> Outcome:
 
 
 def _joins(message: PlanInput) -> Iterator[Join]:
-    """Of their blocks, how many they are."""
+    """Of their blocks, how many they are, and how many are brought back."""
     tables = [*zip(message.join_skipped_blocks, message.join_blocks, strict=True)]
     num_groups = len(tables) // max(1, len(message.admitted))
     joins = zip(message.join_slots, message.admitted, message.join_computed_tokens, strict=True)
+    swapped_in = iter(message.join_swapped_in_blocks)
     for index, (slot, sequence_id, num_computed_tokens) in enumerate(joins):
         own = tables[index * num_groups : (index + 1) * num_groups]
         yield Join(
@@ -187,9 +193,18 @@ def _joins(message: PlanInput) -> Iterator[Join]:
             tokens=(),
             num_prompt_tokens=0,
             num_computed_tokens=num_computed_tokens,
-            block_tables=tuple((num_skipped, (0,) * count) for num_skipped, count in own),
+            block_tables=tuple(_block_tables(own, next(swapped_in, 0))),
             prompt_logprobs_from=0,
         )
+
+
+def _block_tables(
+    counts: Sequence[tuple[int, int]], swapped_in: int
+) -> Iterator[tuple[int, tuple[BlockId, ...]]]:
+    for num_skipped, count in counts:
+        brought = min(count, swapped_in)
+        swapped_in -= brought
+        yield num_skipped, (_SWAPPED_IN,) * brought + (_IN_THE_POOL,) * (count - brought)
 
 
 def _passed_over(message: PlanInput) -> Iterator[PassedOver]:

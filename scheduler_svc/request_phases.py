@@ -64,6 +64,7 @@ def _told(track: Track, first: Transition, some: Sequence[Transition]) -> dict[s
         chunks = [count for since_ns, _, count in track.chunks if since_ns == first.at_ns]
         told["kaiten.chunks"] = chunks[:NAMED_MAX]
         told["kaiten.tokens.cached"] = first.num_cached_tokens
-        told["kaiten.blocks.allocated"] = first.num_blocks
-        told["kaiten.blocks.shared"] = first.num_shared_blocks
+        told["kaiten.blocks.allocated"] = first.blocks.given
+        told["kaiten.blocks.shared"] = first.blocks.shared
+        told["kaiten.blocks.swapped_in"] = first.blocks.swapped_in
     return told

@@ -23,7 +23,7 @@ from scheduler_svc.core.commands import (
     WorkerLate,
     WorkerLost,
 )
-from scheduler_svc.core.outcome import Finished, Join, Outcome, PassedOver, Plan, Why
+from scheduler_svc.core.outcome import Finished, Outcome, PassedOver, Plan, Why
 from scheduler_svc.core.types import Request, SequenceId, SlotIndex
 from scheduler_svc.core.waiting import WaitingQueue
 from scheduler_svc.timeline_snapshot import (
@@ -49,6 +49,7 @@ from scheduler_svc.timeline_track import (
     Step,
     Track,
     Transition,
+    blocks_of,
 )
 from scheduler_svc.timeline_windows import Window, Windows, windows_of
 
@@ -463,9 +464,9 @@ class Timelines:
         prefills = self._prefills.setdefault(worker_id, {})
         for join in plan.joins:
             if (track := self._live.get(join.sequence_id)) is not None:
-                blocks = _blocks_of(join, self._block_size.get(worker_id, 1))
+                blocks = blocks_of(join, self._block_size.get(worker_id, 1), plan.swaps)
                 cached = join.num_computed_tokens
-                track.enter(Transition(now_ns, Phase.PREFILL, "", worker_id, cached, *blocks))
+                track.enter(Transition(now_ns, Phase.PREFILL, "", worker_id, cached, blocks))
                 slots[join.slot] = prefills[join.sequence_id] = track
         if plan.chunks:
             self._chunked(plan, slots, now_ns)
@@ -482,12 +483,3 @@ class Timelines:
             largest = slots[slot].sequence_id if slot in slots else None
             of_worker = self._prompt_tokens.setdefault(plan.worker_id, {})
             of_worker[plan.plan_id] = (plan.chunk_tokens, largest)
-
-
-def _blocks_of(join: Join, block_size: int) -> tuple[int, int]:
-    """Blocks it was given in all layer groups, and how many of those hold what was computed."""
-    computed = join.num_computed_tokens // block_size
-    shared = sum(
-        max(0, min(len(blocks), computed - skipped)) for skipped, blocks in join.block_tables
-    )
-    return sum(len(blocks) for _, blocks in join.block_tables), shared

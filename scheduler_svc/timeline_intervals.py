@@ -20,9 +20,11 @@ from scheduler_svc.timeline import MATES_TOLD_MAX
 from scheduler_svc.timeline_track import (
     BEHIND,
     LEADER_LOST,
+    NO_JOIN,
     ON_ITS_WAY,
     STEPS_BEFORE,
     WORKER_LOST,
+    JoinBlocks,
     Look,
     Phase,
     Snapshot,
@@ -74,9 +76,8 @@ class Interval:
     # Of a prefill: tokens from the prefix cache, and those computed, chunk by chunk.
     num_cached_tokens: int = 0
     chunks: tuple[int, ...] = ()
-    # Blocks it was given when it joined, and how many of those hold what others had computed.
-    num_blocks: int = 0
-    num_shared_blocks: int = 0
+    # When it joined.
+    blocks: JoinBlocks = NO_JOIN
     # Of decoding, as far as the worker's steps are remembered.
     num_steps: int = 0
     gap_p50_ns: int = 0
@@ -258,8 +259,7 @@ class _Stay:
             why=one.why,
             worker_id=one.worker_id,
             num_cached_tokens=one.num_cached_tokens if is_first else 0,
-            num_blocks=one.num_blocks if is_first else 0,
-            num_shared_blocks=one.num_shared_blocks if is_first else 0,
+            blocks=one.blocks if is_first else NO_JOIN,
             chunks=tuple(n for at, n in own if start_ns <= at and (at < end_ns or is_last)),
             batch_mates=_mates(steps),
         )

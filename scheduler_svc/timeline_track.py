@@ -1,13 +1,14 @@
 """What timelines are made of: what is written down of a choice, of workers and of looks. Pure."""
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from scheduler_svc.core.types import SequenceId
+from scheduler_svc.core.outcome import Join
+from scheduler_svc.core.types import BlockId, SequenceId
 from scheduler_svc.timeline_windows import Window
 
 # Of one choice: of those between its arrival and the newest, the oldest are forgotten.
@@ -46,6 +47,33 @@ NO_BLOCKS: Final = "too few blocks were free"
 QUEUE_STAGES: Final = ("place", "admit")
 
 
+class JoinBlocks(NamedTuple):
+    """Of all layer groups: those that were given, of those such as hold what was computed, and of
+    these such as are brought back from the worker's host memory.
+    """
+
+    given: int = 0
+    shared: int = 0
+    swapped_in: int = 0
+
+
+NO_JOIN: Final = JoinBlocks()
+
+
+def blocks_of(join: Join, block_size: int, swaps: Iterable[tuple[BlockId, BlockId]]) -> JoinBlocks:
+    """What who joins is given, by the plan with these swaps. None of its blocks is a place in host
+    memory: what is copied to one of them comes from there.
+    """
+    computed, targets = join.num_computed_tokens // block_size, {target for _, target in swaps}
+    given = shared = swapped_in = 0
+    for skipped, blocks in join.block_tables:
+        given += len(blocks)
+        shared += max(0, min(len(blocks), computed - skipped))
+        if targets:
+            swapped_in += sum(block in targets for block in blocks)
+    return JoinBlocks(given, shared, swapped_in)
+
+
 class Transition(NamedTuple):
     """From here on it is in this phase, for this reason."""
 
@@ -54,8 +82,7 @@ class Transition(NamedTuple):
     why: str = ""
     worker_id: str = ""
     num_cached_tokens: int = 0
-    num_blocks: int = 0
-    num_shared_blocks: int = 0
+    blocks: JoinBlocks = NO_JOIN
 
 
 class Stay(NamedTuple):

@@ -55,8 +55,9 @@ def _interval(interval: Interval, names: Mapping[SequenceId, str]) -> TimelineIn
             for gap in interval.longest
         ],
         batch_mates=interval.batch_mates,
-        num_blocks=interval.num_blocks,
-        num_shared_blocks=interval.num_shared_blocks,
+        num_blocks=interval.blocks.given,
+        num_shared_blocks=interval.blocks.shared,
+        num_swapped_in_blocks=interval.blocks.swapped_in,
         stalled_by_sequence_id=interval.stalled_by,
         behind_id=names.get(interval.behind or 0),
         stalled_by_id=names.get(interval.stalled_by or 0),

@@ -59,6 +59,7 @@ class Interval(Struct, kw_only=True):
     batch_mates: Count
     blocks: Count
     shared_blocks: Count
+    swapped_in_blocks: Count
     stalled_by_sequence_id: int | None
     stalled_by_id: str | None
 
@@ -137,6 +138,7 @@ def _interval(told: TimelineInterval, since_ns: int) -> Interval:
         batch_mates=told.batch_mates,
         blocks=told.num_blocks,
         shared_blocks=told.num_shared_blocks,
+        swapped_in_blocks=told.num_swapped_in_blocks,
         stalled_by_sequence_id=told.stalled_by_sequence_id
         if told.HasField("stalled_by_sequence_id")
         else None,

@@ -257,6 +257,8 @@ def _of_prompt(interval: TimelineInterval) -> Iterator[str]:
         yield f"{interval.num_cached_tokens} tokens were cached"
     if interval.num_blocks:
         shared = f", {interval.num_shared_blocks} shared" if interval.num_shared_blocks else ""
+        brought = interval.num_swapped_in_blocks
+        shared += f", {brought} from host memory" if brought else ""
         yield f"{interval.num_blocks} block{'s' * (interval.num_blocks > 1)}{shared}"
 
 

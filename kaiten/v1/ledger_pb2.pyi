@@ -313,7 +313,7 @@ class WorkerChangedInput(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., worker: _Optional[_Union[_common_pb2.WorkerDescription, _Mapping]] = ...) -> None: ...
 
 class PlanInput(_message.Message):
-    __slots__ = ("worker_id", "plan_id", "lease_steps", "leave_slots", "admitted", "join_slots", "preempted", "chunk_tokens", "decode_rows", "blocks_free", "waiting", "digest", "join_computed_tokens", "join_skipped_blocks", "join_blocks", "chunk_slots", "chunk_slot_tokens", "preempted_whys", "passed_over", "passed_over_whys", "join_tokens")
+    __slots__ = ("worker_id", "plan_id", "lease_steps", "leave_slots", "admitted", "join_slots", "preempted", "chunk_tokens", "decode_rows", "blocks_free", "waiting", "digest", "join_computed_tokens", "join_skipped_blocks", "join_blocks", "chunk_slots", "chunk_slot_tokens", "preempted_whys", "passed_over", "passed_over_whys", "join_tokens", "join_swapped_in_blocks")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     PLAN_ID_FIELD_NUMBER: _ClassVar[int]
     LEASE_STEPS_FIELD_NUMBER: _ClassVar[int]
@@ -335,6 +335,7 @@ class PlanInput(_message.Message):
     PASSED_OVER_FIELD_NUMBER: _ClassVar[int]
     PASSED_OVER_WHYS_FIELD_NUMBER: _ClassVar[int]
     JOIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    JOIN_SWAPPED_IN_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     plan_id: int
     lease_steps: int
@@ -356,7 +357,8 @@ class PlanInput(_message.Message):
     passed_over: _containers.RepeatedScalarFieldContainer[int]
     passed_over_whys: _containers.RepeatedScalarFieldContainer[_common_pb2.WhyPassedOver]
     join_tokens: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, worker_id: _Optional[str] = ..., plan_id: _Optional[int] = ..., lease_steps: _Optional[int] = ..., leave_slots: _Optional[_Iterable[int]] = ..., admitted: _Optional[_Iterable[int]] = ..., join_slots: _Optional[_Iterable[int]] = ..., preempted: _Optional[_Iterable[int]] = ..., chunk_tokens: _Optional[int] = ..., decode_rows: _Optional[int] = ..., blocks_free: _Optional[int] = ..., waiting: _Optional[int] = ..., digest: _Optional[int] = ..., join_computed_tokens: _Optional[_Iterable[int]] = ..., join_skipped_blocks: _Optional[_Iterable[int]] = ..., join_blocks: _Optional[_Iterable[int]] = ..., chunk_slots: _Optional[_Iterable[int]] = ..., chunk_slot_tokens: _Optional[_Iterable[int]] = ..., preempted_whys: _Optional[_Iterable[_Union[_common_pb2.WhyPassedOver, str]]] = ..., passed_over: _Optional[_Iterable[int]] = ..., passed_over_whys: _Optional[_Iterable[_Union[_common_pb2.WhyPassedOver, str]]] = ..., join_tokens: _Optional[_Iterable[int]] = ...) -> None: ...
+    join_swapped_in_blocks: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, worker_id: _Optional[str] = ..., plan_id: _Optional[int] = ..., lease_steps: _Optional[int] = ..., leave_slots: _Optional[_Iterable[int]] = ..., admitted: _Optional[_Iterable[int]] = ..., join_slots: _Optional[_Iterable[int]] = ..., preempted: _Optional[_Iterable[int]] = ..., chunk_tokens: _Optional[int] = ..., decode_rows: _Optional[int] = ..., blocks_free: _Optional[int] = ..., waiting: _Optional[int] = ..., digest: _Optional[int] = ..., join_computed_tokens: _Optional[_Iterable[int]] = ..., join_skipped_blocks: _Optional[_Iterable[int]] = ..., join_blocks: _Optional[_Iterable[int]] = ..., chunk_slots: _Optional[_Iterable[int]] = ..., chunk_slot_tokens: _Optional[_Iterable[int]] = ..., preempted_whys: _Optional[_Iterable[_Union[_common_pb2.WhyPassedOver, str]]] = ..., passed_over: _Optional[_Iterable[int]] = ..., passed_over_whys: _Optional[_Iterable[_Union[_common_pb2.WhyPassedOver, str]]] = ..., join_tokens: _Optional[_Iterable[int]] = ..., join_swapped_in_blocks: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ResultInput(_message.Message):
     __slots__ = ("step", "worker_id")

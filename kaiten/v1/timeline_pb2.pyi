@@ -51,7 +51,7 @@ class ChoiceTimeline(_message.Message):
     def __init__(self, choice: _Optional[int] = ..., sequence_id: _Optional[int] = ..., ended: _Optional[str] = ..., num_preemptions: _Optional[int] = ..., intervals: _Optional[_Iterable[_Union[TimelineInterval, _Mapping]]] = ..., num_batch_mates: _Optional[int] = ..., batch_mate_ids: _Optional[_Iterable[str]] = ..., latency_ns: _Optional[int] = ...) -> None: ...
 
 class TimelineInterval(_message.Message):
-    __slots__ = ("phase", "start_unix_ns", "end_unix_ns", "why", "behind_sequence_id", "worker_id", "num_cached_tokens", "chunk_tokens", "num_steps", "gap_p50_ns", "longest_gaps", "batch_mates", "num_blocks", "num_shared_blocks", "stalled_by_sequence_id", "behind_id", "stalled_by_id")
+    __slots__ = ("phase", "start_unix_ns", "end_unix_ns", "why", "behind_sequence_id", "worker_id", "num_cached_tokens", "chunk_tokens", "num_steps", "gap_p50_ns", "longest_gaps", "batch_mates", "num_blocks", "num_shared_blocks", "stalled_by_sequence_id", "behind_id", "stalled_by_id", "num_swapped_in_blocks")
     PHASE_FIELD_NUMBER: _ClassVar[int]
     START_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     END_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
@@ -69,6 +69,7 @@ class TimelineInterval(_message.Message):
     STALLED_BY_SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     BEHIND_ID_FIELD_NUMBER: _ClassVar[int]
     STALLED_BY_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_SWAPPED_IN_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     phase: TimelinePhase
     start_unix_ns: int
     end_unix_ns: int
@@ -86,7 +87,8 @@ class TimelineInterval(_message.Message):
     stalled_by_sequence_id: int
     behind_id: str
     stalled_by_id: str
-    def __init__(self, phase: _Optional[_Union[TimelinePhase, str]] = ..., start_unix_ns: _Optional[int] = ..., end_unix_ns: _Optional[int] = ..., why: _Optional[str] = ..., behind_sequence_id: _Optional[int] = ..., worker_id: _Optional[str] = ..., num_cached_tokens: _Optional[int] = ..., chunk_tokens: _Optional[_Iterable[int]] = ..., num_steps: _Optional[int] = ..., gap_p50_ns: _Optional[int] = ..., longest_gaps: _Optional[_Iterable[_Union[TimelineGap, _Mapping]]] = ..., batch_mates: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_shared_blocks: _Optional[int] = ..., stalled_by_sequence_id: _Optional[int] = ..., behind_id: _Optional[str] = ..., stalled_by_id: _Optional[str] = ...) -> None: ...
+    num_swapped_in_blocks: int
+    def __init__(self, phase: _Optional[_Union[TimelinePhase, str]] = ..., start_unix_ns: _Optional[int] = ..., end_unix_ns: _Optional[int] = ..., why: _Optional[str] = ..., behind_sequence_id: _Optional[int] = ..., worker_id: _Optional[str] = ..., num_cached_tokens: _Optional[int] = ..., chunk_tokens: _Optional[_Iterable[int]] = ..., num_steps: _Optional[int] = ..., gap_p50_ns: _Optional[int] = ..., longest_gaps: _Optional[_Iterable[_Union[TimelineGap, _Mapping]]] = ..., batch_mates: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_shared_blocks: _Optional[int] = ..., stalled_by_sequence_id: _Optional[int] = ..., behind_id: _Optional[str] = ..., stalled_by_id: _Optional[str] = ..., num_swapped_in_blocks: _Optional[int] = ...) -> None: ...
 
 class TimelineGap(_message.Message):
     __slots__ = ("end_unix_ns", "gap_ns", "rows", "prompt_tokens")

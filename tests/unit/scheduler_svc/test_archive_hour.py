@@ -51,8 +51,9 @@ MINDS = (
 )
 # What an older scheduler did not write of a plan.
 OUTCOMES = (
-    *("join_computed_tokens", "join_skipped_blocks", "join_blocks", "chunk_slots"),
-    *("chunk_slot_tokens", "preempted_whys", "passed_over", "passed_over_whys"),
+    *("join_computed_tokens", "join_skipped_blocks", "join_blocks"),
+    *("join_swapped_in_blocks", "chunk_slots", "chunk_slot_tokens"),
+    *("preempted_whys", "passed_over", "passed_over_whys"),
 )
 BOUNDS = ArchiveBounds(bytes_max=64 << 20, age_s_max=3600.0)
 

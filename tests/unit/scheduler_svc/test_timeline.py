@@ -13,7 +13,7 @@ from scheduler_svc.core.outcome import Outcome, Why
 from scheduler_svc.core.types import FLEX_PRIORITY, Reason
 from scheduler_svc.timeline import Timelines
 from scheduler_svc.timeline_intervals import GAPS_SHOWN, mentioned, timelines_of
-from scheduler_svc.timeline_track import Phase
+from scheduler_svc.timeline_track import JoinBlocks, Phase
 from scheduler_svc.timeline_wire import timeline_to_proto
 from tests.sim.test_scheduler_sim import World
 from tests.support.cell import spec
@@ -241,11 +241,28 @@ def test_blocks_and_who_had_a_slot_beside_it() -> None:
     cell.finish()
     told = cell.timeline(second)
     prefill = next(i for i in told.intervals if i.phase is Phase.PREFILL)
-    assert (prefill.num_blocks, prefill.num_shared_blocks) == (4, 3)
+    assert prefill.blocks == JoinBlocks(given=4, shared=3)
     assert (told.num_mates, told.mates) == (1, (f"r{first}",))
     shown = [*lines_of("x", timeline_to_proto(told))]
     assert shown[-1].endswith(f"in a batch with 1 other request: r{first}")
     assert cell.timeline(alone).num_mates == 0
+
+
+def test_blocks_that_came_back_from_host_memory() -> None:
+    cell = Told(spec(blocks=9, host_blocks=50, step_tokens=10), lease=1)
+    prompt = tuple(range(1, 18))
+    # The second takes all but one of the pool's blocks.
+    for tokens in (prompt, tuple(range(100, 129))):
+        cell.submit(tokens, 2)
+        cell.finish()
+    again = cell.submit(prompt + tuple(range(200, 215)), 2)
+    cell.finish()
+    told = cell.timeline(again)
+    prefill = next(i for i in told.intervals if i.phase is Phase.PREFILL)
+    assert prefill.num_cached_tokens == 16
+    assert prefill.blocks == JoinBlocks(given=8, shared=4, swapped_in=3)
+    shown = " ".join(lines_of("x", timeline_to_proto(told)))
+    assert "8 blocks, 4 shared, 3 from host memory" in shown
 
 
 def test_who_stood_before_it_is_named() -> None:

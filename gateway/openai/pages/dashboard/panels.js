@@ -188,7 +188,7 @@ class Drawer {
   tell(choice) {
     const rows = choice.intervals.map((interval) => {
       const more = [interval.why, interval.chunk_tokens.length && `${interval.chunk_tokens.reduce((a, b) => a + b)} tokens in ${interval.chunk_tokens.length} chunk${interval.chunk_tokens.length > 1 ? "s" : ""}`,
-        interval.cached_tokens && `${interval.cached_tokens} from the cache`, interval.phase === "decode" && `${interval.steps} steps, ${milliseconds(interval.gap_p50_ms)} apart${interval.longest_gaps[0] ? `, ${milliseconds(interval.longest_gaps[0].gap_ms)} at most` : ""}`,
+        interval.cached_tokens && `${interval.cached_tokens} from the cache`, interval.swapped_in_blocks && `${interval.swapped_in_blocks} blocks from host memory`, interval.phase === "decode" && `${interval.steps} steps, ${milliseconds(interval.gap_p50_ms)} apart${interval.longest_gaps[0] ? `, ${milliseconds(interval.longest_gaps[0].gap_ms)} at most` : ""}`,
         interval.stalled_by_sequence_id && `that of ${interval.stalled_by_id || `sequence ${interval.stalled_by_sequence_id}`}`,
         interval.behind_sequence_id && `of ${interval.behind_id || `sequence ${interval.behind_sequence_id}`}, which is before it`, interval.batch_mates && `beside ${interval.batch_mates}`].filter(Boolean).join("; ");
       return element("tr", {}, cell(milliseconds(interval.start_ms), true), cell(milliseconds(interval.ms), true), element("td", {}, element("span", {className: `swatch p-${interval.phase}`}), PHASES[interval.phase] || interval.phase), cell(more));
