@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Sequence
 from numbers import Real
-from typing import Final
+from typing import Any, Final
 
 from kaiten.client.errors import DeadlineExceededError, InvalidRequestError
 from kaiten.tls import check_address
@@ -26,7 +26,7 @@ AT_ONCE: Final = 256
 AT_ONCE_MAX: Final = 4096
 # What gRPC does by itself: spread calls over every address of the name, and repeat a call that no
 # gateway took. deploy/service-config.json is the same for other languages.
-SERVICE_CONFIG: Final = {
+SERVICE_CONFIG: Final[dict[str, Any]] = {
     "loadBalancingConfig": [{"round_robin": {}}],
     "methodConfig": [
         {
@@ -45,8 +45,16 @@ SERVICE_CONFIG: Final = {
     ],
     "retryThrottling": {"maxTokens": 100, "tokenRatio": 0.1},
 }
+# The client itself goes on with these. Were gRPC to repeat one, nobody would know that a connection
+# broke, and what its gateway took for leaving would look like an answer.
+FOLLOWED: Final = {
+    "name": [
+        {"service": "kaiten.v1.InferenceService", "method": name} for name in ("Generate", "Attach")
+    ]
+}
+_METHODS: Final = {"methodConfig": [*SERVICE_CONFIG["methodConfig"], FOLLOWED]}
 OPTIONS: Final = (
-    ("grpc.service_config", json.dumps(SERVICE_CONFIG)),
+    ("grpc.service_config", json.dumps(SERVICE_CONFIG | _METHODS)),
     ("grpc.max_receive_message_length", 16 << 20),
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),

@@ -1,8 +1,8 @@
 """A gateway for client tests: a real grpc.aio server whose streams follow a script.
 
 Each Generate or Attach takes the next script: events are sent, an error ends the RPC with its
-status, bytes end it as a status with these details, and an asyncio.Event is set before the stream
-stands still for good.
+status, bytes end it as a status with these details, a text as if somebody on the way had ended it,
+and an asyncio.Event is set before the stream stands still for good.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from kaiten.v1 import model_service_pb2 as models_pb
 from service_kit import grpc_server
 from service_kit.errors import KaitenError
 
-Step = pb.GenerationEvent | Exception | bytes | asyncio.Event
+Step = pb.GenerationEvent | Exception | bytes | str | asyncio.Event
 
 
 def accepted(request_id: str = "r") -> pb.GenerationEvent:
@@ -116,6 +116,8 @@ class ScriptedGateway(
                 if isinstance(step, bytes):
                     details = (("grpc-status-details-bin", step),)
                     await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", details)
+                elif isinstance(step, str):
+                    await context.abort(grpc.StatusCode.UNAVAILABLE, step)
                 elif isinstance(step, asyncio.Event):
                     step.set()
                     await asyncio.Event().wait()

@@ -204,6 +204,20 @@ async def test_a_request_that_ends_with_its_connection_is_no_answer(complete: Co
 
 
 @both
+async def test_a_connection_that_breaks_before_acceptance_has_broken_too(
+    complete: Complete,
+) -> None:
+    """And the same request, sent again, is told the end of the first."""
+    cancelled = finished(0, reason=common_pb2.FINISH_REASON_CANCELLED)
+    second = [accepted(), cancelled, done(0)]
+    async with ScriptedGateway(["reset by peer"], second) as gateway:
+        with pytest.raises(UnavailableError, match="which its gateway took for leaving"):
+            await complete(gateway.address)
+        first, again = gateway.calls
+    assert first == again
+
+
+@both
 async def test_who_lost_a_gateway_waits_for_room_at_another(complete: Complete) -> None:
     first = [accepted(), delta(0, "ab"), errors.Unavailable("gone")]
     full = errors.Overloaded("too many streams", 0.01)
