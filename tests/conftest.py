@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+from service_kit.lifecycle import YOUNG_OBJECTS
+
 if TYPE_CHECKING:
     from tests.support.store_server import StoreServer
     from tests.support.whole_stack import WholeStack
@@ -41,13 +43,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """Imports make millions of objects and hardly any garbage, and what is there when the first
-    test begins stays: the collector never looks at it.
+    test begins stays: the collector never looks at it, and as seldom at the rest as in a service.
     """
     gc.disable()
     try:
         return (yield)
     finally:
         gc.freeze()
+        gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
         gc.enable()
 
 

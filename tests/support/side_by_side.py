@@ -22,6 +22,7 @@ from tempfile import TemporaryDirectory
 from typing import Final, NamedTuple
 
 from kaiten.local.tether import PR_SET_PDEATHSIG
+from service_kit.lifecycle import YOUNG_OBJECTS
 
 ROOT: Final = Path(__file__).parents[2]
 
@@ -62,6 +63,7 @@ def _run_all(folder: str, imports: Sequence[str], programs: Mapping[str, Sequenc
         import_module(name)
     # Nobody copies what all have by looking whether it is garbage.
     gc.freeze()
+    gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
     forking = multiprocessing.get_context("fork")
     running = {
         name: forking.Process(target=_become, args=(Path(folder, name), words))
