@@ -161,9 +161,10 @@ def _by_types(find: Callable[[Any, Any], _Pair]) -> Callable[[Any, Any], _Pair]:
 
 
 def _spread(tensor: Any, to: Any) -> Any:
-    data = tensor.handle.data
+    # What comes of a comparison has the handle of what was compared: it says how wide data may be.
+    data, held_as = tensor.handle.data, tensor.handle.dtype
     if tensor.type.is_block():
         data = np.broadcast_to(data, to.shape.values)
     else:
-        data = np.full(to.shape.values, data, dtype=data.dtype)
-    return tl.tensor(interpreter.TensorHandle(data, to.scalar), to)
+        data = np.full(to.shape.values, data, dtype=interpreter._get_np_dtype(held_as))
+    return tl.tensor(interpreter.TensorHandle(data, held_as.scalar), to)

@@ -70,6 +70,6 @@ def test_a_text_is_the_same_alone_in_a_crowd_and_computed_again(
     limits = RowLimits(
         slots=4, context_tokens=96, step_tokens=128, block_size=4, block_count=96, vocab_size=97
     )
-    folder = write_random_model(tmp_path / "model", num_hidden_layers=2)
+    folder = write_random_model(tmp_path / "model", num_hidden_layers=1)
     model = Model(folder, limits, is_deterministic=True)
     alike.check(limits, model.in_turns)
