@@ -196,12 +196,12 @@ def lines_of(said: Decision | Measured, at: Cursor) -> Iterator[str]:
     yield f"{where}  lease {said.lease_steps}  {rows}  {tokens}  {said.waiting} wait  {said.policy}"
     for admitted in said.admitted:
         cached = f", {admitted.cached_tokens} cached" if admitted.cached_tokens else ""
-        given, shared, swapped_in = admitted.blocks
-        blocks = f"{given} blocks" + f", {shared} shared" * bool(shared)
-        blocks += f", {swapped_in} from host memory" * bool(swapped_in)
+        shared = f", {admitted.shared_blocks} shared" if admitted.shared_blocks else ""
+        if admitted.swapped_in_blocks:
+            shared += f", {admitted.swapped_in_blocks} from host memory"
         yield (
             f"    admitted   {admitted.sequence_id} ({admitted.request_id}), slot {admitted.slot}:"
-            f" {admitted.tokens} tokens{cached}; {blocks}"
+            f" {admitted.tokens} tokens{cached}; {admitted.blocks} blocks{shared}"
         )
     if said.chunks:
         yield f"    chunks     {', '.join(f'{one}: {count}' for one, count in said.chunks)}"

@@ -18,7 +18,7 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.types import SequenceId, WorkerSpec
 from scheduler_svc.core.workers import Worker
 from scheduler_svc.live_view import why_it_waits
-from scheduler_svc.timeline_track import NO_BLOCKS, QUEUE_STAGES, JoinBlocks, blocks_of
+from scheduler_svc.timeline_track import NO_BLOCKS, QUEUE_STAGES, blocks_of
 
 # Of one decision: who waits, each with why. All that stand behind are counted.
 WAITING_TOLD_MAX: Final = 64
@@ -27,14 +27,18 @@ PLANS_MAX: Final = 16
 
 
 class Admitted(NamedTuple):
-    """Who took a slot, what of it was cached, and its blocks."""
+    """Who took a slot, what of it was cached, and its blocks, some of which others have too: of
+    these, such as came back from host memory.
+    """
 
     sequence_id: SequenceId
     request_id: str
     slot: int
     tokens: int
     cached_tokens: int
-    blocks: JoinBlocks
+    blocks: int
+    shared_blocks: int
+    swapped_in_blocks: int
 
 
 class Waits(NamedTuple):
@@ -266,13 +270,16 @@ def whys_of(plan: Plan, passed_over: Iterable[PassedOver]) -> Iterator[Why | Non
 
 def _admitted(plan: Plan, request_ids: Iterable[str], block_size: int) -> Iterator[Admitted]:
     for join, request_id in zip(plan.joins, request_ids, strict=True):
+        given, shared, swapped_in = blocks_of(join, block_size, plan.swaps)
         yield Admitted(
             sequence_id=join.sequence_id,
             request_id=request_id,
             slot=join.slot,
             tokens=len(join.tokens),
             cached_tokens=join.num_computed_tokens,
-            blocks=blocks_of(join, block_size, plan.swaps),
+            blocks=given,
+            shared_blocks=shared,
+            swapped_in_blocks=swapped_in,
         )
 
 

@@ -45,7 +45,7 @@ def test_who_is_scheduled_with_what() -> None:
     cell.turn()
     said = cell.decided()
     (admitted,) = said.admitted
-    assert admitted == (two, f"r{two}", 1, 42, 12, 11, 3)
+    assert admitted == (two, f"r{two}", 1, 42, 12, 11, 3, 0)
     assert said.chunks == ((two, 23),)
     assert (said.decode_rows, said.tokens, said.budget, said.lease_steps) == (1, 24, 24, 1)
     assert isinstance(said.blocks, Blocks)
