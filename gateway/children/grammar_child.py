@@ -27,6 +27,7 @@ from gateway.children.alternatives import (
     longest_text,
 )
 from gateway.children.child import Refused, serve
+from gateway.children.endings import can_end
 from gateway.children.schema_places import place_of
 from gateway.children.schema_rewrites import rewritten
 from gateway.values.white_space import A_LITTLE_SPACE
@@ -40,6 +41,7 @@ PLACE_S_MAX: Final = 0.1
 PLACE_CHARS_MAX: Final = 100
 # Behind it a schema stands in Lark, as those of tools do.
 _SCHEMA: Final = re.compile(r"%json\s*")
+NO_END: Final = "no output could ever be complete"
 # What llguidance says where there is no next token.
 _NO_TOKEN: Final = "NoExtension"
 
@@ -61,6 +63,8 @@ def _check_schema(told: object, most: int = ALTERNATIVES_MAX) -> None:
     if (count := alternatives(told)) > most:
         which = "arrays, and objects that have no `additionalProperties: false`, beside each other"
         raise InvalidGrammar(f"anyOf: at most {most} {which}, got {count}")
+    if not can_end(told):
+        raise InvalidGrammar(NO_END)
 
 
 def _check_text(chars: int) -> None:
@@ -190,7 +194,7 @@ class Compiler:
         self._tokenizer.spell_out([matcher], mask[None])
         problem = one_line(matcher.get_error())
         if problem.startswith(_NO_TOKEN) or not (problem or mask.any()):
-            raise InvalidGrammar("no output could ever be complete")
+            raise InvalidGrammar(NO_END)
         if problem:
             raise InvalidGrammar(problem)
         return mask
