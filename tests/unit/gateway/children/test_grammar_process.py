@@ -102,7 +102,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"regex": "(?<=a)b"}, "look-around"),
     ({"grammar": 'start: "a" other'}, 'unknown name: "other"'),
     ({"grammar": "start: start"}, "no output could ever be complete"),
-    ({"json": '{"type": "array", "items": {"$ref": "#"}, "minItems": 1}'}, "items: no output could"),
+    (
+        {"json": '{"type": "array", "items": {"$ref": "#"}, "minItems": 1}'},
+        "items: no output could",
+    ),
     ({"grammar": "nothing"}, "neither Lark nor GBNF"),
     (
         {"json": json.dumps({"properties": {f"p{i}": {"type": "string"} for i in range(2500)}})},
