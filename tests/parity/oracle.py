@@ -8,8 +8,6 @@ as much as most of the answers.
 
 import json
 import random
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -22,6 +20,7 @@ import pytest
 from _pytest.mark import ParameterSet
 
 from tests.parity.published import PUBLISHED
+from tests.support import warm_python
 from tests.support.once import made_once
 from tests.support.tokenizers import CHAT_TEMPLATE, byte_level_bpe
 
@@ -78,8 +77,6 @@ CROWD_MAX_TOKENS: Final = 24
 RAGGED_MAX_TOKENS: Final = 12
 # Of the tokenizer; below every model's vocabulary, so that some model ids have no text.
 _TOKENIZER_VOCAB: Final = 380
-_SCRIPT: Final = Path(__file__).with_name("oracle_process.py")
-_SECONDS_MAX: Final = 280
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,14 +204,9 @@ def _write_all(names: Sequence[str], root: Path, *, is_brief: bool = False) -> N
     listing.write_text(
         json.dumps({"models": names, "published": PUBLISHED, "top": TOP, "questions": questions})
     )
-    done = subprocess.run(
-        [sys.executable, "-P", str(_SCRIPT), str(listing)],
-        capture_output=True,
-        text=True,
-        timeout=_SECONDS_MAX,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    program = "-m", "tests.parity.oracle_process", str(listing)
+    done = warm_python.run(*program, imports=warm_python.TRANSFORMERS)
+    assert done.code == 0, done.err[-4000:]
     for name in names:
         _write_tokenizer(root / name)
 

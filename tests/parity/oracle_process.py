@@ -1,7 +1,7 @@
 """The oracle: writes random checkpoints and answers prompts with transformers, in its own process.
 
-Started by `oracle.py` as `python -P oracle_process.py QUESTIONS.json`, which leaves all beside that
-file. Neither transformers nor what it probes for is ever imported beside our own packages.
+Started by `oracle.py` with QUESTIONS.json; leaves all beside that file. Neither transformers nor
+what it probes for is ever imported beside our own packages.
 """
 
 import json
@@ -12,11 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.support import without_compiler
-
-without_compiler.install()
-
-import transformers  # noqa: E402
+from tests.support.uncompiled_transformers import transformers
 
 _COMMON = {
     "vocab_size": 389,

@@ -1,6 +1,6 @@
 """What transformers' logits processors make of rows of scores; in a process of its own.
 
-Started as `python -P processors_process.py QUESTION.json TARGET.npy`, as `oracle_process.py` is.
+Started with QUESTION.json TARGET.npy, as `oracle_process.py` is.
 """
 
 import json

@@ -1,13 +1,12 @@
 """Conversations that chat templates differ over; what transformers and the gateway make of them."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from gateway.text.chat_template import ChatTemplate, TemplateFailed
+from tests.support import warm_python
 
 NAMES: Final = {
     "bos_token": "<s>",
@@ -15,7 +14,6 @@ NAMES: Final = {
     "unk_token": "<unk>",
     "pad_token": "<pad>",
 }
-ORACLE_S_MAX: Final = 280
 Message = Mapping[str, Any]
 
 
@@ -209,17 +207,10 @@ def renderings() -> Iterator[tuple[str, Case, dict[str, Any]]]:
 def oracle(templates: Sequence[str]) -> list[list[Outcome]]:
     """What transformers says of each template, in the order of `renderings`."""
     cases = [(case.messages, case.tools, options) for _, case, options in renderings()]
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", ORACLE],
-        input=json.dumps({"names": NAMES, "templates": templates, "cases": cases}),
-        capture_output=True,
-        text=True,
-        timeout=ORACLE_S_MAX,
-        check=False,
-        cwd="/",
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return [[(kind, text) for kind, text in each] for each in json.loads(done.stdout)]
+    asked = json.dumps({"names": NAMES, "templates": templates, "cases": cases})
+    done = warm_python.run("-c", ORACLE, imports=warm_python.TRANSFORMERS, stdin=asked)
+    assert done.code == 0, done.err[-2000:]
+    return [[(kind, text) for kind, text in each] for each in json.loads(done.out)]
 
 
 def ours(template: str) -> list[Outcome]:

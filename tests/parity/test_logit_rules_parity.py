@@ -2,8 +2,6 @@
 
 import json
 import random
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,11 +11,11 @@ import torch
 
 from gpu_worker.batch.row_rules import RowRules, edits_of
 from kernels.sampling.logit_edits import EditTensors, edit_logits
+from tests.support import warm_python
 from tests.support.mini_scheduler import sampling
 
 VOCAB: Final = 61
 CASES: Final = 300
-_SCRIPT: Final = Path(__file__).with_name("processors_process.py")
 
 
 def random_case(rng: random.Random) -> dict[str, Any]:
@@ -68,14 +66,9 @@ def test_every_row_has_the_logits_of_transformers(tmp_path: Path) -> None:
     cases = [random_case(random.Random(seed)) for seed in range(CASES)]
     question, target = tmp_path / "cases.json", tmp_path / "scores.npy"
     question.write_text(json.dumps(cases))
-    done = subprocess.run(
-        [sys.executable, "-P", str(_SCRIPT), str(question), str(target)],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    program = "-m", "tests.parity.processors_process", str(question), str(target)
+    done = warm_python.run(*program, imports=warm_python.TRANSFORMERS)
+    assert done.code == 0, done.err[-4000:]
     expected = np.load(target)
     assert np.isneginf(expected).any(axis=1).sum() > CASES / 4, "the cases forbid too little"
     np.testing.assert_array_equal(edited(cases), expected)

@@ -4,22 +4,18 @@ Rows, plans, leases, decoder and sampler are the real ones; only the kernels dif
 """
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
+from tests.support import warm_python
 from tests.support.once import made_once
 from tests.support.random_model import write_random_model
 
 pytest.importorskip("triton", reason="no triton here")
 
-ROOT = Path(__file__).parents[2]
-SECONDS_MAX = 280
 KERNELS = {
     "attend_kernel",
     "decode_kernel",
@@ -112,17 +108,13 @@ def runs(root: Path, models: Mapping[str, tuple[dict[str, Any], str]]) -> list[d
     words = []
     for name, (changes, kv_dtype) in models.items():
         words += [kv_dtype, str(write_random_model(root / name, seed=3, **changes))]
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.parity.triton_process", *words],
-        cwd=ROOT,
-        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=SECONDS_MAX,
-        check=False,
+    done = warm_python.run(
+        *("-m", "tests.parity.triton_process", *words),
+        imports=warm_python.TORCH,
+        environ={"TRITON_INTERPRET": "1"},
     )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"path"')]
+    assert done.code == 0, done.err[-4000:]
+    return [json.loads(line) for line in done.out.splitlines() if line.startswith('{"path"')]
 
 
 @pytest.fixture(scope="module")

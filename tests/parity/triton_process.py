@@ -1,7 +1,7 @@
 """The worker one step ahead, on the torch path, on the Triton one: in Triton's interpreter.
 
-Started by `test_triton_parity.py` as `TRITON_INTERPRET=1 python triton_process.py KV_DTYPE FOLDER
-[KV_DTYPE FOLDER ...]`; prints one JSON object per run.
+Started by `test_triton_parity.py` with TRITON_INTERPRET=1 and KV_DTYPE FOLDER [KV_DTYPE FOLDER
+...]; prints one JSON object per run.
 """
 
 import json

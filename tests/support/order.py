@@ -16,6 +16,7 @@ from typing import Final, TypeVar
 import pytest
 
 # Below `tests`; those with a test of many seconds, and those of few tests that take long together.
+# Two processes get every second one each: those that ask transformers import it in the same.
 FIRST: Final = (
     "parity/test_stack_parity.py",
     "integration/test_compose_rehearsal.py",
@@ -41,8 +42,9 @@ FIRST: Final = (
     "integration/test_batches_survive.py",
     "integration/test_responses_survive.py",
     "integration/test_llm.py",
-    "openai/test_openai_responses.py",
     "parity/test_logit_rules_parity.py",
+    "openai/test_openai_responses.py",
+    "parity/test_template_parity.py",
     "integration/test_kaiten_run.py",
     "integration/test_scheduler_archive.py",
     "unit/gateway/children/test_schema_rewrites.py",

@@ -27,6 +27,7 @@ from benchmarks.serving.one_process import WORKER
 from gpu_worker.batch.plan_validation import RowLimits
 from kernels.variants import VARIANTS
 from scheduler_svc.core.types import StepResult
+from tests.support import warm_python
 
 ROOT = Path(__file__).parents[3]
 SECONDS_MAX = 900
@@ -109,15 +110,12 @@ def test_what_is_held_beside_transformers_runs_on_a_cpu(tmp_path: Path) -> None:
     """In every run of the tests: it is what the slow one alone would tell to have broken."""
     said = tmp_path / "said"
     parts = "correctness.tokens", "beside_transformers.beside"
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu.parts", *WORDS[:3], "--said", str(said), *parts],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
+    done = warm_python.run(
+        *("-m", "benchmarks.gpu.parts", *WORDS[:3], "--said", str(said), *parts),
+        imports=warm_python.TRANSFORMERS,
+        environ={"HF_HUB_OFFLINE": "1"},
     )
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.err
     rows = [json.loads(line) for line in said.read_text().splitlines()]
     beside = {row["what"]: row for row in rows if row["table"] == "beside transformers"}
     assert min(beside["kaiten"]["tokens_per_s"], beside["sdpa"]["tokens_per_s"]) > 0
@@ -142,15 +140,8 @@ def test_nothing_is_needed_that_only_services_need() -> None:
         "missing -= {'grpc', 'google'}\n"
         "import benchmarks.gpu.leader\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, f"{MISSING} grpc google"],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    done = warm_python.run("-c", code, f"{MISSING} grpc google", imports=warm_python.TORCH)
+    assert done.code == 0, done.err
 
 
 def played(

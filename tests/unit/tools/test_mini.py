@@ -6,11 +6,8 @@ training script runs there too.
 """
 
 import json
-import os
 import random
 import re
-import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,10 +19,9 @@ from tokenizers import Tokenizer
 from gateway.text.chat_template import ChatTemplate, TemplateFailed
 from gateway.text.tools.formats import tool_format
 from kaiten.mini import CHECKPOINT
+from tests.support import warm_python
 from tests.support.once import made_once
 from tools.mini import chats, grammar, orders, tokens, world
-
-ROOT = Path(__file__).parents[3]
 
 FILES = {
     "README.md",
@@ -49,8 +45,6 @@ ASKED = (
 
 ORACLE = """
 import json, sys, torch
-from tests.support import without_compiler
-without_compiler.install()
 from dataclasses import asdict
 from pathlib import Path
 from tokenizers import Tokenizer
@@ -121,21 +115,6 @@ train.save(Path(sys.argv[3]), recipe, tokenizer, model)
 """
 
 
-def run_python(program: str, *arguments: str, stdin: str = "") -> str:
-    """The output of a program in a fresh interpreter, from the root of the checkout."""
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", program, *arguments],
-        input=stdin,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=280,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
     return Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))
@@ -165,8 +144,13 @@ def made(
 
     def make(folder: Path) -> None:
         words = (str(CHECKPOINT), str(folder / "said.json"), str(folder / "trained"))
-        printed = run_python(ORACLE + TRAINING, *words, stdin=json.dumps(work))
-        (folder / "printed").write_text(printed)
+        done = warm_python.run(
+            *("-c", ORACLE + TRAINING, *words),
+            imports=warm_python.TRANSFORMERS,
+            stdin=json.dumps(work),
+        )
+        assert done.code == 0, done.err
+        (folder / "printed").write_text(done.out)
 
     return made_once(tmp_path_factory, "mini", make)
 

@@ -1,11 +1,7 @@
 """The stand-in for torch's compiler is enough for what transformers imports where it is there."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
+from tests.support import warm_python
 
-ROOT = Path(__file__).parents[3]
 # As torchvision and accelerate, which no test needs, and as transformers itself.
 CODE = """
 from tests.support import without_compiler
@@ -21,11 +17,5 @@ assert marked is print is torch._dynamo.disable(print)
 
 
 def test_classes_and_marks_of_the_compiler_are_there() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", CODE],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    done = warm_python.run("-c", CODE, imports=warm_python.TORCH)
+    assert done.code == 0, done.err

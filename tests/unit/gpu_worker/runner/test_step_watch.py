@@ -1,9 +1,6 @@
 """Launches under watch: clean ones pass, each kind of violation ends the worker and says why."""
 
-import os
 import queue
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +24,7 @@ from gpu_worker.service.device_selection import choose_watch
 from gpu_worker.settings import WorkerSettings
 from kernels import dispatch, jit
 from service_kit.errors import ConfigError
+from tests.support import warm_python
 from tests.support.ahead import Model, play
 from tests.support.mini_scheduler import MiniScheduler, sampling
 from tests.support.random_model import write_random_model
@@ -280,7 +278,6 @@ def test_a_wait_for_an_upload_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 _COMPILES = """
-import sys
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
@@ -308,22 +305,10 @@ print(*told, sep="\\n")
 def test_triton_tells_of_each_compile_once(tmp_path: Path) -> None:
     """Triton itself compiles here, for a processor that is elsewhere."""
     pytest.importorskip("triton", reason="no triton here")
-    done = subprocess.run(
-        [sys.executable, "-c", _COMPILES],
-        cwd=ROOT,
-        env={
-            **os.environ,
-            "KAITEN_TRITON": "1",
-            "TRITON_INTERPRET": "0",
-            "TRITON_CACHE_DIR": str(tmp_path),
-        },
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    told = done.stdout.splitlines()
+    environ = {"KAITEN_TRITON": "1", "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    done = warm_python.run("-c", _COMPILES, imports=warm_python.TORCH, environ=environ)
+    assert done.code == 0, done.err[-4000:]
+    told = done.out.splitlines()
     # Divisible by 16 twice, then not.
     assert len(told) == 2
     assert all(line.startswith("_gate_mul_kernel [('*fp32', 'D'), ") for line in told)

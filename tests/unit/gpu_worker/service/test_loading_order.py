@@ -2,7 +2,6 @@
 
 import errno
 import socket
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +20,7 @@ from gpu_worker.settings import WorkerSettings
 from kernels import jit, native
 from kernels.cpp import build as binaries
 from service_kit.errors import ConfigError
+from tests.support import warm_python
 from tests.support.random_model import write_random_model
 
 
@@ -238,7 +238,8 @@ def test_a_gpu_without_triton_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> 
         "import sys, torch; sys.modules['triton'] = None; torch.cuda.is_available = lambda: True; "
         "import gpu_worker.service.loading; from kernels import jit; assert not jit.IS_THERE"
     )
-    subprocess.run([sys.executable, "-c", beside_a_gpu], check=True)
+    done = warm_python.run("-c", beside_a_gpu, imports=warm_python.TORCH)
+    assert done.code == 0, done.err
 
 
 def test_kernels_of_chosen_instructions_or_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
