@@ -1,22 +1,25 @@
 """The worker one step ahead, on the torch path, on the Triton one: in Triton's interpreter.
 
-Started by `test_triton_parity.py` with TRITON_INTERPRET=1 and KV_DTYPE FOLDER [KV_DTYPE FOLDER
-...]; prints one JSON object per run.
+Started by `test_triton_parity.py` with TRITON_INTERPRET=1 and, for each model, `whole` or `brief`,
+KV_DTYPE and FOLDER; prints one JSON object per run. A brief one is not played ahead, and its worker
+is not warmed up: these steps are dearer here than its prompts, and nobody sees what they say.
 """
 
 import json
 import sys
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import wraps
 from pathlib import Path
 from typing import Any, Final, Literal
+from unittest import mock
 
 from gpu_worker.batch.plan_validation import RowLimits
 from gpu_worker.batch.rows import Rows
 from gpu_worker.model.config import read_config
 from gpu_worker.runner.eager_runner import EagerRunner
-from gpu_worker.service.loading import load
+from gpu_worker.service import loading
 from gpu_worker.settings import WorkerSettings
 from kernels import dispatch
 from kernels.attention import decode_attention, triton_launch
@@ -77,22 +80,22 @@ class _Counted:
         return counted
 
 
-def run(folder: str, kv_dtype: KvDtype, path: str) -> MiniScheduler:
+def run(folder: str, kv_dtype: KvDtype, path: str, *, is_warm: bool) -> MiniScheduler:
     """Every prompt to its end, four rows at a time; half of them sampled."""
     dispatch.force(path)
-    loaded = load(
-        WorkerSettings(
-            native="off",
-            model=folder,
-            dtype="fp32",
-            kv_dtype=kv_dtype,
-            slots=4,
-            step_tokens=STEP_TOKENS,
-            block_size=4,
-            kv_blocks=64,
-            threads=1,
-        )
+    settings = WorkerSettings(
+        native="off",
+        model=folder,
+        dtype="fp32",
+        kv_dtype=kv_dtype,
+        slots=4,
+        step_tokens=STEP_TOKENS,
+        block_size=4,
+        kv_blocks=64,
+        threads=1,
     )
+    with nullcontext() if is_warm else mock.patch.object(loading, "warm_up"):
+        loaded = loading.load(settings)
     assert isinstance(loaded.runner, EagerRunner)
     rows = Rows(loaded.limits, loaded.grammars)
     scheduler = MiniScheduler(loaded.limits, chunk_tokens=CHUNK_TOKENS, lease_steps=LEASE_STEPS)
@@ -146,18 +149,19 @@ def main(words: list[str]) -> None:
     quick_interpreter.install()
     launches: Counter[str] = Counter()
     count_launches(launches)
-    for kv_dtype, folder in zip(words[::2], words[1::2], strict=True):
-        play_all(folder, "fp8" if kv_dtype == "fp8" else "auto", launches)
+    for how, kv_dtype, folder in zip(words[::3], words[1::3], words[2::3], strict=True):
+        is_whole = how == "whole"
+        play_all(folder, "fp8" if kv_dtype == "fp8" else "auto", launches, is_whole=is_whole)
 
 
-def play_all(folder: str, kv_dtype: KvDtype, launches: Counter[str]) -> None:
-    """One model, in the three ways."""
-    launches.clear()
-    ahead = run_ahead(folder, kv_dtype)
-    tell("ahead", folder, ahead, launches)
+def play_all(folder: str, kv_dtype: KvDtype, launches: Counter[str], *, is_whole: bool) -> None:
+    """One model, in its two or three ways."""
+    if is_whole:
+        launches.clear()
+        tell("ahead", folder, run_ahead(folder, kv_dtype), launches)
     for path in ("torch", "triton"):
         launches.clear()
-        tell(path, folder, run(folder, kv_dtype, path), launches)
+        tell(path, folder, run(folder, kv_dtype, path, is_warm=is_whole), launches)
 
 
 def tell(path: str, folder: str, done: MiniScheduler, launches: Counter[str]) -> None:

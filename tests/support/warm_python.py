@@ -7,6 +7,7 @@ A process of tests has one such process for each list of imports, from when it f
 is read when those are imported (an environment, say) a program cannot choose any more.
 """
 
+import atexit
 import ctypes
 import gc
 import json
@@ -66,7 +67,7 @@ def run(
 
 @cache
 def _server(imports: tuple[str, ...]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+    server = subprocess.Popen(
         tethered("-P", "-m", __name__, *imports),
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
@@ -74,6 +75,9 @@ def _server(imports: tuple[str, ...]) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         text=True,
     )
+    # It ends when nobody can ask any more.
+    atexit.register(server.communicate)
+    return server
 
 
 def _serve(imports: Sequence[str]) -> None:
