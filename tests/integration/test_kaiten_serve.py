@@ -234,7 +234,7 @@ async def crowd(address: str, started: asyncio.Event | None = None) -> list[Comp
 
 
 # Who is stopped is killed a moment later: a kill by itself is asked of two only. Of a worker it is
-# asked in test_llm, of a store in test_compose_rehearsal.
+# asked in test_llm and test_stack_faults, of a store in test_compose_rehearsal.
 @pytest.mark.parametrize(
     ("number", "name"),
     [

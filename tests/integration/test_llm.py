@@ -1,19 +1,19 @@
 """`LLM`: a stack that belongs to an object, with the shipped model and all its processes."""
 
+import gc
 import io
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import grpc
 import psutil
 import pytest
 from rich.console import Console
@@ -27,14 +27,13 @@ from kaiten.client.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
+from kaiten.local import background
 from kaiten.local.background import BackgroundStack
 from kaiten.local.model_source import resolve
-from kaiten.local.stack import ServeOptions
+from kaiten.local.stack import ServeOptions, Stack
 from kaiten.start_error import StartError
-from kaiten.v1.scheduler_service_pb2 import GetStateRequest
-from kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
 from tests.support.served import ENV, ROOT, WAIT_S
-from tests.support.whole_stack import wait_until
+from tests.support.toy_stack import NAMES, toy_stack
 
 PROMPTS = ["The chef", "A bowl of soup", "Tea"]
 
@@ -115,28 +114,6 @@ def test_nobody_else_may_use_its_port(llm: LLM) -> None:
         client.complete("hi")
 
 
-def test_a_worker_dies_and_the_answers_are_the_same(llm: LLM) -> None:
-    def ask() -> list[str]:
-        answers = llm.generate(PROMPTS, max_tokens=100, ignore_eos=True, seed=7)
-        return [answer.text for answer in answers]
-
-    undisturbed = ask()
-    told: list[str] = []
-    is_hit = False
-    # Once more if this process was put aside until all was told.
-    while not is_hit:
-        told.clear()
-        worker = next(each for each in _parts() if "gpu_worker" in each.cmdline())
-        asking = threading.Thread(target=lambda: told.extend(ask()))
-        asking.start()
-        wait_until(lambda: told or _running(llm) > 0, "requests to run")
-        worker.send_signal(signal.SIGSTOP)
-        is_hit = not told and _running(llm) > 0
-        worker.send_signal(signal.SIGKILL if is_hit else signal.SIGCONT)
-        asking.join(WAIT_S)
-        assert told == undisturbed
-
-
 def test_a_worker_that_dies_again_and_again_is_told_to_who_waits(llm: LLM) -> None:
     """Nobody sees the lines of its supervisor."""
     is_told = threading.Event()
@@ -173,12 +150,15 @@ def test_what_cannot_start_says_why(tmp_path: Path) -> None:
         LLM(dtyp="fp32")
 
 
-@pytest.fixture(scope="module")
-def left() -> dict[str, Any]:
-    """What a program tells of its stack, its forks and its answer, and leaves all of it. Of its
-    forks one ends, as any program does, one forgets it, and one uses it.
-    """
-    told: dict[str, Any] = _told_by("""
+LEFT = """
+import gc, json, os, psutil, signal, sys
+# gRPC says so whenever a program with threads forks, and now and then of a connection that ends.
+os.environ |= {"GRPC_ENABLE_FORK_SUPPORT": "0", "GRPC_VERBOSITY": "NONE"}
+from kaiten import LLM
+gc.disable()
+llm = LLM(threads=1, step_tokens=512, progress=False)
+pids = [each.pid for each in psutil.Process().children(recursive=True)]
+
 def of_fork(act):
     if (pid := os.fork()) == 0:
         signal.alarm(30)
@@ -202,7 +182,25 @@ codes = [of_fork(sys.exit), of_fork(forget), of_fork(use)]
 (answer,) = llm.generate("Tea", temperature=0)
 address, said = llm._stack.stack.private_address, os.read(read, 999).decode()
 print(json.dumps(dict(pids=pids, address=address, codes=codes, said=said, text=answer.text)))
-""")
+"""
+
+
+@pytest.fixture(scope="module")
+def left() -> dict[str, Any]:
+    """What a program tells of its stack, its forks and its answer, and leaves all of it. Of its
+    forks one ends, as any program does, one forgets it, and one uses it.
+    """
+    ran = subprocess.run(
+        [sys.executable, "-c", LEFT],
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        cwd=ROOT,
+        env=ENV,
+        check=False,
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+    told: dict[str, Any] = json.loads(ran.stdout)
     return told
 
 
@@ -219,59 +217,32 @@ def test_forks_of_its_program_end_nothing_and_are_told(left: dict[str, Any]) -> 
     assert left["text"].strip()
 
 
-def test_it_ends_where_it_is_found_to_be_garbage() -> None:
-    """Whichever thread collects it: its own, too."""
-    assert (
-        _told_by("""
-loop, llm.cycle = llm._stack.loop, llm
-del llm
+def test_it_ends_where_it_is_found_to_be_garbage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever thread collects it: its own, too. Of stand-ins: how parts end is not asked here."""
 
-async def collect():
-    gc.collect()
+    @contextmanager
+    def planned(_: ServeOptions) -> Iterator[Stack]:
+        yield replace(toy_stack(tmp_path, {}), private_address=f"unix:{tmp_path}/nobody")
 
-loop.call(collect())
-for each in threading.enumerate():
-    if each.name == "kaiten-end":
-        each.join()
-print(json.dumps([each.name() for each in psutil.Process().children()]))
-""")
-        == []
-    )
+    async def collect() -> None:
+        gc.collect()
 
-
-def _told_by(program: str) -> Any:
-    """What a program prints that has an `llm`; it says nothing else, and ends well."""
-    begin = """
-import gc, json, os, psutil, signal, sys, threading
-# gRPC says so whenever a program with threads forks, and now and then of a connection that ends.
-os.environ |= {"GRPC_ENABLE_FORK_SUPPORT": "0", "GRPC_VERBOSITY": "NONE"}
-from kaiten import LLM
-gc.disable()
-llm = LLM(threads=1, step_tokens=512, progress=False)
-pids = [each.pid for each in psutil.Process().children(recursive=True)]
-"""
-    ran = subprocess.run(
-        [sys.executable, "-c", begin + program],
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-        cwd=ROOT,
-        env=ENV,
-        check=False,
-    )
-    assert (ran.returncode, ran.stderr) == (0, "")
-    return json.loads(ran.stdout)
+    monkeypatch.setattr(background, "planned_stack", planned)
+    gc.disable()
+    try:
+        llm = LLM(progress=False)
+        parts = [psutil.Process(int(path.read_text())) for path in tmp_path.glob("*.pid")]
+        loop, llm.cycle = llm._stack.loop, llm  # type: ignore[attr-defined]
+        del llm
+        assert all(part.is_running() for part in parts)
+        loop.start(collect()).result(WAIT_S)
+    finally:
+        gc.enable()
+    assert len(parts) == len(NAMES)
+    assert psutil.wait_procs(parts, WAIT_S)[1] == []
 
 
 def _parts() -> list[psutil.Process]:
     return psutil.Process(os.getpid()).children()
-
-
-def _running(llm: LLM) -> int:
-    """Sequences, as whoever leads counts them."""
-    total = 0
-    for address in llm._stack.stack.scheduler_addresses:
-        with grpc.insecure_channel(address) as channel:
-            state = SchedulerServiceStub(channel).GetState(GetStateRequest(), timeout=WAIT_S)
-            total += state.running
-    return total
