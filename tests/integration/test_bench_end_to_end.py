@@ -1,8 +1,6 @@
 """`kaiten bench` as a user runs it, against a whole stack of mock workers, over both protocols."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,10 +8,10 @@ from typing import Any
 import pytest
 
 from kaiten.cli import app as cli
+from tests.support.commands import kaiten
 from tests.support.processes import MOCK_WORKER
 from tests.support.whole_stack import WholeStack
 
-WAIT_S = 200
 Bench = Callable[..., tuple[int, str]]
 
 
@@ -24,22 +22,9 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WholeStack]:
         yield stack
 
 
-def command(*words: object) -> tuple[int, str]:
-    """Exit code and everything that was said."""
-    ran = subprocess.run(
-        [sys.executable, "-m", "kaiten", "bench", *map(str, words)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=WAIT_S,
-        check=False,
-    )
-    return ran.returncode, ran.stdout
-
-
 @pytest.fixture
 def here(capfd: pytest.CaptureFixture[str]) -> Bench:
-    """`command` without a process: that it is one, one test shows."""
+    """Exit code and everything that was said, without a process: that it is one, one test shows."""
 
     def ran(*words: object) -> tuple[int, str]:
         with pytest.raises(SystemExit) as left:
@@ -60,12 +45,12 @@ def read(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
 
 def test_both_protocols_measure_the_same_work(stack: WholeStack, tmp_path: Path) -> None:
     jsonl, report = tmp_path / "runs.jsonl", tmp_path / "report.html"
-    code, said = command(
-        "compare", f"grpc={stack.door.grpc}", f"http={stack.door.http}",
-        *("--count", 12, "--scale", 0.25, "--repeats", 2, "--good-latency-s", 60),
-        *("--jsonl", jsonl, "--report", report),
+    code, out, err = kaiten(
+        "bench", "compare", f"grpc={stack.door.grpc}", f"http={stack.door.http}",
+        *("--count", "12", "--scale", "0.25", "--repeats", "2", "--good-latency-s", "60"),
+        *("--jsonl", str(jsonl), "--report", str(report)),
     )  # fmt: skip
-    assert code == 0, said
+    assert code == 0, err
     requests, runs = read(jsonl)
     assert [run["name"] for run in runs] == ["grpc", "http", "grpc", "http"], "in turns"
     assert len(requests) == 4 * 12
@@ -79,7 +64,7 @@ def test_both_protocols_measure_the_same_work(stack: WholeStack, tmp_path: Path)
         assert 0 < run["ttft_s"]["p50"] <= run["latency_s"]["p50"]
     for request in requests:
         assert sum(f["tokens"] for f in request["frames"]) == request["output_tokens_asked"]
-    assert "http / grpc" in said
+    assert "http / grpc" in out + err
     assert report.read_text().count('role="img"') == 7
 
 

@@ -21,6 +21,7 @@ from kaiten.v1.ledger_pb2 import JournalRecord
 from kaiten.v1.scheduler_service_pb2 import ReplayTimelineRequest
 from kaiten.v1.timeline_pb2 import TimelinePhase
 from ledger.archive import Cursor, Wanted, entries, segments, verify
+from ledger.archive import __main__ as archive_command
 from ledger.archive.remote import remote_entries
 from ledger.archive.segment import name_of
 from scheduler_svc import archive_replay
@@ -265,7 +266,9 @@ async def test_a_disk_that_refuses_stops_no_stream_and_leaves_a_marked_gap(
     assert isinstance(skipped, Skipped)
 
 
-async def test_every_scheduler_serves_what_it_wrote_and_they_are_merged(tmp_path: Path) -> None:
+async def test_every_scheduler_serves_what_it_wrote_and_they_are_merged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Also who only stands by; the same as the files say, from any cursor."""
     folders = [tmp_path / "one", tmp_path / "other"]
     cluster = Cluster(tmp_path, schedulers=2, scheduler_flags={**UNTRIMMED, **UNDISTURBED})
@@ -297,8 +300,9 @@ async def test_every_scheduler_serves_what_it_wrote_and_they_are_merged(tmp_path
         assert [entry.record.seq for entry in told if entry.HasField("record")] == [
             record.seq for record in records if record.seq > middle.seq
         ]
-        shown = await kaiten_archive("cat", *(f"--address={a}" for a in addresses))
-        assert len(shown.splitlines()) == len(written)
+        words = ["cat", *(f"--address={each}" for each in addresses)]
+        assert await asyncio.to_thread(archive_command.main, words) == 0
+        assert len(capsys.readouterr().out.splitlines()) == len(written)
 
 
 async def test_a_scheduler_that_keeps_none_says_so(tmp_path: Path) -> None:
@@ -308,16 +312,6 @@ async def test_a_scheduler_that_keeps_none_says_so(tmp_path: Path) -> None:
                 lambda: list(remote_entries(cluster.scheduler_addresses, Wanted()))
             )
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
-
-
-async def kaiten_archive(*arguments: str) -> str:
-    """What the command says."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "ledger.archive", *arguments), stdout=asyncio.subprocess.PIPE
-    )
-    said, _ = await process.communicate()
-    assert process.returncode == 0
-    return said.decode()
 
 
 async def test_an_archive_without_tokens_has_none(tmp_path: Path) -> None:

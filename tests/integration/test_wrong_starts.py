@@ -1,5 +1,6 @@
 """What is wrong when a service starts: it ends with one sentence that says what to do."""
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,14 @@ def test_a_user_of_the_store_that_may_do_too_little(
         finally:
             admin.execute_command("ACL", "DELUSER", user)
     assert sentence.format(cell=cell) in reason
+
+
+@pytest.mark.parametrize("flag", ["grpc_port", "http_port"])
+def test_a_port_that_is_taken(flag: str, redis_url: str, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        taken = holder.getsockname()[1]
+        reason = refusal(GATEWAY, tmp_path, redis_url=redis_url, **{flag: taken})
+    assert f"--{flag.replace('_', '-')}" in reason
 
 
 @OF_ALL
