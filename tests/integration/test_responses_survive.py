@@ -19,7 +19,7 @@ ASKED: Any = {
     "model": "mini",
     "instructions": "Be brief.",
     "input": "Tell me about soup.",
-    "max_output_tokens": 450,
+    "max_output_tokens": 150,
     "temperature": 0.8,
     "background": True,
     "extra_body": {"ignore_eos": True, "seed": 5},

@@ -204,7 +204,8 @@ async def test_of_a_worker_that_serves(tmp_path: Path, capsys: pytest.CaptureFix
     out = tmp_path / "trace.json.gz"
     async with Cluster(tmp_path, workers=0) as cluster:
         port = cluster.hold_port()
-        worker = cluster.add_worker({"model": CHECKPOINT, "kv_blocks": 64, "slots": 4}, WORKER)
+        small = {"model": CHECKPOINT, "kv_blocks": 64, "slots": 4, "threads": 1, "step_tokens": 512}
+        worker = cluster.add_worker(small, WORKER)
         worker.start()
         flags = {"redis_url": cluster.store.url, "model": CHECKPOINT, "grpc_port": port.number}
         cluster.add("gateway", GATEWAY, flags | {"http_port": 0}).start()
