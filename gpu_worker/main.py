@@ -24,6 +24,7 @@ def _build(argv: Sequence[str] | None) -> lifecycle.Service:
     log.info("service.settings", **describe(settings))
     runtime.prepare()
     runtime.take_short_turns()
+    runtime.leave_out_the_compiler()
     # Torch takes seconds to import: wrong settings and --help need not wait for it.
     from gpu_worker.service.loading import load
     from gpu_worker.service.process import WorkerProcess

@@ -1,5 +1,5 @@
 """What a process must settle before torch is loaded into it: how its compute threads wait, how long
-they wait for a core, and how a GPU's memory is cut.
+they wait for a core, how a GPU's memory is cut, and what of torch is not imported.
 
 OpenMP's threads spin between the operators of a step, by default for milliseconds. On a machine
 that the worker shares with gateway, scheduler and store that takes the cores from the very
@@ -18,7 +18,10 @@ import platform
 import struct
 import sys
 from collections.abc import MutableMapping
-from typing import Final
+from importlib import import_module
+from importlib.metadata import version
+from types import ModuleType
+from typing import Any, Final
 
 _DEFAULTS: Final = {
     # Of libgomp, which the torch wheels bring: turns of its waiting loop.
@@ -43,6 +46,32 @@ def prepare(environ: MutableMapping[str, str] = os.environ) -> None:
         return
     for name, value in _DEFAULTS.items():
         environ.setdefault(name, value)
+
+
+# What torch imports for its compiler alone, a third of its import: what operators say of tensors
+# without data, and programs that are exported.
+COMPILERS: Final = ("torch._meta_registrations", "torch.export")
+
+
+class Later(ModuleType):
+    """Stands for a module, which is imported when somebody asks for something in it."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name != "__path__":
+            raise AttributeError(name)
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+        return getattr(import_module(self.__name__), name)
+
+
+def leave_out_the_compiler() -> bool:
+    """True: from now on. Of a build of torch for CPUs, before it is imported: a GPU's kernels are
+    compiled ahead by tensors without data.
+    """
+    if "torch" in sys.modules or not version("torch").endswith("+cpu"):
+        return False
+    sys.modules.update({name: Later(name) for name in COMPILERS})
+    return True
 
 
 TURN_NS: Final = 100_000  # The shortest that Linux grants.

@@ -2,6 +2,9 @@ import os
 import platform
 import subprocess
 import sys
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -29,12 +32,41 @@ def test_a_gpus_memory_is_cut_in_pieces_that_grow(name: str) -> None:
     assert {each for key, each in asked.items() if "ALLOC" in key} == {"max_split_size_mb:64"}
 
 
-def test_torch_takes_its_word_for_the_pieces() -> None:
+TORCH = """
+import sys
+from gpu_worker.service import runtime
+runtime.prepare()
+is_left_out = runtime.leave_out_the_compiler()
+import torch
+print(torch._C._accelerator_getAllocatorSettings())
+assert is_left_out != ("torch._decomp" in sys.modules)
+assert not runtime.leave_out_the_compiler()
+from torch.export import graph_signature
+assert callable(torch.export.export)
+"""
+
+
+def test_torch_takes_its_word_for_the_pieces_and_does_without_its_compiler() -> None:
     """A setting that torch does not know, or a name that it no longer reads, would do nothing."""
-    code = "from gpu_worker.service import runtime; runtime.prepare()\n"
-    code += "import torch; print(torch._C._accelerator_getAllocatorSettings())"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", TORCH], capture_output=True, text=True, check=True)
     assert "expandable_segments:True" in done.stdout
+    assert all(map(find_spec, runtime.COMPILERS))
+
+
+def test_a_module_is_imported_when_something_in_it_is_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "dear").mkdir()
+    (tmp_path / "dear" / "__init__.py").write_text("cost = 7")
+    (tmp_path / "dear" / "part.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    later = runtime.Later("dear")
+    monkeypatch.setitem(sys.modules, "dear", later)
+    assert not hasattr(later, "__file__")
+    assert sys.modules["dear"] is later
+    import_module("dear.part")
+    assert sys.modules["dear"] is not later
+    assert later.cost == 7
 
 
 SHORT_TURNS = """
