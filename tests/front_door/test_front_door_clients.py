@@ -1,10 +1,7 @@
 """Clients that vanish, ask for the impossible, knock too often, and stay when a server goes."""
 
 import asyncio
-import signal
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
 
@@ -23,41 +20,15 @@ from kaiten.v1.inference_service_pb2_grpc import (
 from kaiten.v1.model_service_pb2_grpc import ModelServiceStub
 from service_kit.grpc_server import ServerLimits, bind, create_server
 from tests.support.answers import until
+from tests.support.commands import Command
 from tests.support.relay import Relay
 from tests.support.whole_stack import WholeStack, wait_until
 
 CANCELS = 600
 ROUNDS_MAX = 15
 CLIENTS = 64
-SLOTS = 4
-CROWD = """
-import asyncio, sys
-import grpc
-from kaiten.v1 import inference_service_pb2 as pb
-from kaiten.v1.inference_service_pb2_grpc import InferenceServiceStub
-
-async def main():
-    request = pb.GenerateRequest(text="The chef")
-    request.sampling.max_tokens = 240
-    request.sampling.ignore_eos = True
-    async with grpc.aio.insecure_channel(sys.argv[1]) as channel:
-        stub = InferenceServiceStub(channel)
-        async def follow():
-            while True:
-                async for _ in stub.Generate(request):
-                    pass
-        await asyncio.gather(*(follow() for _ in range(int(sys.argv[2]))))
-
-asyncio.run(main())
-"""
-
-
-@pytest.fixture(scope="module")
-def small_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WholeStack]:
-    """Room for four at a time."""
-    flags = {"slots": SLOTS, "kv_blocks": 64}
-    with WholeStack(tmp_path_factory.mktemp("small"), worker_flags=flags) as stack:
-        yield stack
+SLOTS = 16
+TOKENS = 50
 
 
 def golden_request(**more: Any) -> pb.GenerateRequest:
@@ -67,56 +38,66 @@ def golden_request(**more: Any) -> pb.GenerateRequest:
     return request
 
 
-def endless_request(tokens: int = 900) -> pb.GenerateRequest:
+def endless_request(tokens: int) -> pb.GenerateRequest:
     request = pb.GenerateRequest(text="The chef")
     request.sampling.max_tokens = tokens
     request.sampling.ignore_eos = True
     return request
 
 
-def test_64_streams_of_a_killed_client_are_freed(small_stack: WholeStack) -> None:
-    arguments = [sys.executable, "-c", CROWD, small_stack.door.grpc, str(CLIENTS)]
-    with subprocess.Popen(arguments) as crowd:
+def test_64_streams_of_a_killed_client_are_freed(whole_stack: WholeStack) -> None:
+    """Nothing comes to an end by itself before those who wait have gone."""
+    many = (
+        "--concurrency",
+        str(CLIENTS),
+        "--count",
+        str(CLIENTS),
+        "--warmup",
+        "0",
+        "--scale",
+        "0.2",
+    )
+    with whole_stack.held():
+        crowd = Command("bench", whole_stack.door.grpc, *many)
         try:
 
-            def is_full() -> bool:
-                state = small_stack.state()
-                return state.running == SLOTS and state.waiting + state.running > CLIENTS // 2
+            def are_all_there() -> bool:
+                state = whole_stack.state()
+                return state.running > 0 and state.running + state.waiting == CLIENTS
 
-            wait_until(is_full, "a full cell with a queue")
+            wait_until(are_all_there, "a cell with a queue")
         finally:
-            crowd.send_signal(signal.SIGKILL)
-            crowd.wait(60)
-    # Long before any of the endless requests could end by itself.
-    wait_until(lambda: not small_stack.problem(), "everything is freed")
-    small_stack.check()
+            crowd.kill()
+        wait_until(lambda: not whole_stack.state().waiting, "whoever waits is freed")
+    wait_until(lambda: not whole_stack.problem(), "everything is freed")
+    whole_stack.check()
 
 
-async def test_a_queued_clients_disconnect_touches_nobody_else(small_stack: WholeStack) -> None:
-    async with grpc.aio.insecure_channel(small_stack.door.grpc) as channel:
+async def test_a_queued_clients_disconnect_touches_nobody_else(whole_stack: WholeStack) -> None:
+    async with grpc.aio.insecure_channel(whole_stack.door.grpc) as channel:
         stub = InferenceServiceStub(channel)
 
         async def are_live(count: int) -> None:
             def is_so() -> bool:
-                state = small_stack.state()
+                state = whole_stack.state()
                 return state.running + state.waiting == count
 
             await until(is_so, f"{count} live requests")
 
         # Nobody is done before all have come and some have gone.
-        with small_stack.held():
-            active = [stub.Generate(endless_request(200)) for _ in range(SLOTS)]
+        with whole_stack.held():
+            active = [stub.Generate(endless_request(TOKENS)) for _ in range(SLOTS)]
             readers = [asyncio.create_task(tokens_of(call)) for call in active]
             await are_live(SLOTS)
-            queued = [stub.Generate(endless_request(200)) for _ in range(6)]
+            queued = [stub.Generate(endless_request(TOKENS)) for _ in range(6)]
             for call in queued:
                 assert (await call.read()).event.HasField("accepted")
             await are_live(SLOTS + len(queued))
             for call in queued:
                 call.cancel()
             await are_live(SLOTS)
-        assert [len(ids) for ids in await asyncio.gather(*readers)] == [200] * SLOTS
-    await asyncio.to_thread(small_stack.check)
+        assert [len(ids) for ids in await asyncio.gather(*readers)] == [TOKENS] * SLOTS
+    await asyncio.to_thread(whole_stack.check)
 
 
 async def tokens_of(call: Any) -> list[int]:
