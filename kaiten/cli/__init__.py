@@ -9,6 +9,8 @@ from contextlib import suppress
 from typing import Final, NoReturn
 
 INTERRUPTED: Final = 130
+# As a shell tells of it.
+TERMINATED: Final = 143
 # Of `open`, for each of the three that a process begins with.
 STREAMS: Final = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
 # What only writing to them can say here: there is no room, or no terminal any more.
@@ -27,6 +29,8 @@ def to_its_end(command: Callable[[], object]) -> NoReturn:
     code: object = 0
     try:
         _make_whole()
+        if os.getpid() == 1:
+            _end_by_signal()
         command()
     except SystemExit as ended:
         # With 1 rich leaves a pipe that nobody reads: `kaiten --help | head`.
@@ -76,6 +80,14 @@ def become(role: str, arguments: Sequence[str]) -> NoReturn:
     module = services.module(role, arguments)
     command = (*services.command("kaiten.part"), module, *arguments)
     os.execve(command[0], command, os.environ | services.environ())
+
+
+def _end_by_signal() -> None:
+    """Of what it has no handler for a container's first process hears nothing: told to end while it
+    imports, it would go on until it is killed, and by then others have given it work."""
+    import signal
+
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(TERMINATED))
 
 
 def _make_whole() -> None:

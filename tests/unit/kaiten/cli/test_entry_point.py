@@ -62,6 +62,16 @@ def test_who_becomes_a_part_does_not_import_the_command_line_before() -> None:
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
+@pytest.mark.parametrize(("pid", "code"), [(1, 143), (2, -15)])
+def test_the_first_process_of_a_container_ends_before_it_serves_too(pid: int, code: int) -> None:
+    """Linux tells it of no signal that it has no handler for."""
+    lines = (
+        f"import os, signal; os.getpid = lambda: {pid}\n"
+        "from kaiten.cli import to_its_end; to_its_end(lambda: signal.raise_signal(signal.SIGTERM))"
+    )
+    assert subprocess.run([sys.executable, "-c", lines], cwd=ROOT).returncode == code
+
+
 def test_an_interruption_is_an_exit_code_wherever_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted() -> None:
         raise KeyboardInterrupt
