@@ -60,6 +60,7 @@ class ChildPool:
     def __init__(self, work: Work, setup: Mapping[str, Any], limits: ChildLimits) -> None:
         framed = frame(setup)
         self._work = work
+        self.count = limits.children
         self._children = [_Child(work, framed, limits) for _ in range(limits.children)]
         # Who was used last comes first: it runs.
         self._free: asyncio.LifoQueue[_Child] = asyncio.LifoQueue()

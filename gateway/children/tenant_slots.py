@@ -7,15 +7,16 @@ from contextlib import asynccontextmanager
 
 
 class TenantSlots:
-    """Places that tenants share: one alone never has the last one, and those who wait take turns.
+    """Places that tenants share: those who wait take turns, and one alone never has the last
+    `spared`.
 
-    Invariant: whoever waits has no place left, or is a tenant that already has all but one.
+    Invariant: whoever waits has no place left, or is a tenant that already has all but those.
     """
 
-    def __init__(self, count: int) -> None:
-        assert count > 1
+    def __init__(self, count: int, *, spared: int = 1) -> None:
+        assert 0 <= spared < count
         self._free = count
-        self._most = count - 1
+        self._most = count - spared
         self._taken: dict[str, int] = {}
         # In the order of their turns.
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}

@@ -49,6 +49,9 @@ class Prompter:
         self._card = card
         self._template = template
         self._slots = TenantSlots(concurrent_max)
+        # A moment each: nobody waits long for a turn, and one tenant alone has all children.
+        count = 1 if template is None else template.count
+        self._renderings = TenantSlots(count, spared=0)
         self._control_ids = {text: self._literally(text) for text in card.special_texts}
 
     async def token_ids(self, prompt: Prompt, tenant: str, context_tokens: int) -> Sequence[int]:
@@ -72,9 +75,10 @@ class Prompter:
             own["tools"] = [*map(_tool, prompt.tools)]
         turns = [_turn(message) for message in prompt.messages]
         try:
-            pieces = await self._template.render(
-                turns, dict(prompt.options) | own, goes_on=prompt.goes_on, controls_max=most
-            )
+            async with self._renderings.place(text.tenant):
+                pieces = await self._template.render(
+                    turns, dict(prompt.options) | own, goes_on=prompt.goes_on, controls_max=most
+                )
         except WorkRefused as error:
             place = prompt.field if error.at is None else prompt.place(error.at)
             raise InvalidRequest(place, error.rule) from None

@@ -2,8 +2,12 @@
 
 import asyncio
 from contextlib import AsyncExitStack, suppress
+from types import SimpleNamespace
+from typing import Any, cast
 
 from gateway.children.tenant_slots import TenantSlots
+from gateway.requests.prompts import Prompter
+from gateway.values.generation_request import ChatPrompt, Message
 from tests.support.gateway_stack import until
 
 
@@ -40,6 +44,42 @@ async def test_those_who_wait_take_turns() -> None:
             tasks.create_task(hold(slots, tenant, log, gone))
         await until(lambda: "6 waiting" in repr(slots), "all in line")
     assert log == ["a", "b", "c", "a", "b", "a"]
+
+
+async def test_where_none_is_spared_one_alone_has_all_of_them() -> None:
+    slots, log, leave = TenantSlots(2, spared=0), list[str](), asyncio.Event()
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(4):
+            tasks.create_task(hold(slots, "loud", log, leave))
+        await until(lambda: len(log) == 2, "both places of the loud one")
+        tasks.create_task(hold(slots, "quiet", log, leave))
+        await until(lambda: "3 waiting" in repr(slots), "all in line")
+        leave.set()
+    # Its first turn came before the loud one's second.
+    assert log == ["loud", "loud", "loud", "quiet", "loud"]
+
+
+async def test_chats_are_rendered_in_turns() -> None:
+    """One tenant's thousand would each be rendered before another's first."""
+    rendered, gate = list[str](), asyncio.Event()
+
+    class OneChild:
+        count = 1
+
+        async def render(self, turns: Any, _options: Any, **_more: Any) -> list[str]:
+            rendered.append(turns[0]["content"])
+            await gate.wait()
+            return [""]
+
+    card: Any = SimpleNamespace(special_texts=())
+    prompter = Prompter(card, cast(Any, OneChild()))
+    async with asyncio.TaskGroup() as tasks:
+        for name in ("loud", "loud", "loud", "quiet"):
+            chat = ChatPrompt(messages=(Message(role="user", content=name),))
+            tasks.create_task(prompter.token_ids(chat, name, 100))
+        await until(lambda: "3 waiting" in repr(prompter._renderings), "all in line")
+        gate.set()
+    assert rendered == ["loud", "loud", "quiet", "loud"]
 
 
 async def test_who_leaves_the_line_takes_nothing_along() -> None:
