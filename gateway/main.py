@@ -25,6 +25,7 @@ from gateway.observe.request_log import RequestLog
 from gateway.observe.tracing import Tracing
 from gateway.openai.batches.driver import BatchDriver
 from gateway.openai.conversations.keeper import ConversationKeeper
+from gateway.requests.door import Door, half
 from gateway.requests.generation_service import GenerationService
 from gateway.requests.prompts import Prompter
 from gateway.requests.validation import Limits
@@ -33,7 +34,7 @@ from gateway.tenants import Keyring, KeysFile
 from gateway.text import model_card, model_files
 from gateway.text.model_card import ModelCard
 from gateway.text.template_process import TemplateProcess
-from ledger import LedgerLimits
+from ledger import LedgerLimits, TenantBounds
 from service_kit import logs, settings, telemetry
 from service_kit.addresses import is_loopback
 from service_kit.clock import SystemClock
@@ -99,7 +100,7 @@ class GatewayService:
             request_log=RequestLog(is_on=config.log_requests),
             grammars=self._grammars,
             explainer=Explainer(self.link, SystemClock(), self._peers),
-            streams_max=config.streams_max,
+            door=Door(self._readiness, config.streams_max, has_keys=self._keys_file is not None),
             timeout_s=config.request_timeout_s or None,
         )
         self._operators = Operators(self.link, SystemClock(), self._peers)
@@ -246,13 +247,23 @@ def _ledger_limits(config: GatewaySettings) -> LedgerLimits:
         requests_max=config.requests_max,
         prompt_tokens_max=config.prompt_tokens_max,
         results_bytes_max=config.results_mb << 20,
-        # Without keys there is one tenant; with them none shuts out the others.
-        tenant_results_bytes_max=(config.results_mb << 20) >> (config.api_keys_file is not None),
+        tenant_bounds=_tenant_bounds(config),
         files_bytes_max=config.files_mb << 20,
         files_ttl_s=round(config.files_hours * 3600),
         allow_everysec=config.allow_everysec,
         replicas_min=config.store_replicas_min,
         replicas_ack=config.store_replicas_ack,
+    )
+
+
+def _tenant_bounds(config: GatewaySettings) -> TenantBounds:
+    """Without keys there is one tenant; with them none shuts out the others."""
+    if config.api_keys_file is None:
+        return TenantBounds(results_bytes_max=config.results_mb << 20)
+    return TenantBounds(
+        requests_max=half(config.requests_max),
+        prompt_tokens_max=half(config.prompt_tokens_max),
+        results_bytes_max=config.results_mb << 19,
     )
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from kaiten.v1.common_pb2 import FinishReason, PromptLogprobs
@@ -80,8 +79,7 @@ class Submissions:
         nobody else has, for `cancel`.
         """
         limits = self._store.limits
-        if bounds.results_bytes_max is None:
-            bounds = replace(bounds, results_bytes_max=limits.tenant_results_bytes_max)
+        bounds = self._complete(bounds)
         prompt_tokens = len(record.prompt_token_ids)
         tokens_max = _least(limits.prompt_tokens_max, bounds.prompt_tokens_max)
         self._check_choices(record.n, bounds)
@@ -127,6 +125,16 @@ class Submissions:
             is_new=verdict == b"NEW",
         )
 
+    def _complete(self, bounds: TenantBounds) -> TenantBounds:
+        """What they say nothing of is as for all tenants; results are always bounded."""
+        limits, theirs = self._store.limits, self._store.limits.tenant_bounds
+        results = _first(bounds.results_bytes_max, theirs.results_bytes_max)
+        return TenantBounds(
+            requests_max=_first(bounds.requests_max, theirs.requests_max),
+            prompt_tokens_max=_first(bounds.prompt_tokens_max, theirs.prompt_tokens_max),
+            results_bytes_max=_first(results, limits.results_bytes_max),
+        )
+
     def _check_choices(self, choices: int, bounds: TenantBounds) -> None:
         """InvalidRequest: more than there may ever be, however long one waits."""
         most = _least(self._store.limits.requests_max, bounds.requests_max)
@@ -142,7 +150,7 @@ class Submissions:
 
         Passing promises nothing; only submit decides.
         """
-        limits = self._store.limits
+        limits, bounds = self._store.limits, self._complete(bounds)
         self._check_choices(choices, bounds)
         theirs, all_ = await self.load(tenant), await self.load()
         requests_max, tokens_max = limits.requests_max, limits.prompt_tokens_max
@@ -417,6 +425,10 @@ def _overloaded(verdict: bytes, bound: int, live: int, tenant: str) -> Overloade
         rule=rule,
         tenant=tenant,
     )
+
+
+def _first(bound: int | None, other: int | None) -> int | None:
+    return other if bound is None else bound
 
 
 def _least(limit: int, bound: int | None) -> int:

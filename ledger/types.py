@@ -46,6 +46,18 @@ def _require(is_met: bool, rule: str) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TenantBounds:
+    """What one tenant may have live. None: as `LedgerLimits` has it, and in those as much as the
+    cell has room for.
+    """
+
+    requests_max: int | None = None
+    prompt_tokens_max: int | None = None
+    # Of finished results that are kept.
+    results_bytes_max: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerLimits:
     """Every bound of the ledger. Gateways of one cell should agree on the first three."""
 
@@ -58,8 +70,8 @@ class LedgerLimits:
     # Of results that are kept for so long, and for less when more than half of it is taken; with
     # more, nothing new is accepted.
     results_bytes_max: int = 512 << 20
-    # Of them, of one tenant whose bounds say nothing else.
-    tenant_results_bytes_max: int = 512 << 20
+    # Of one tenant, as far as its own bounds say nothing else.
+    tenant_bounds: TenantBounds = TenantBounds(results_bytes_max=512 << 20)
     # Of the files of one tenant, and how long each is kept: a day to compute, a day to fetch.
     files_bytes_max: int = 256 << 20
     files_ttl_s: int = 48 * 3600
@@ -81,7 +93,6 @@ class LedgerLimits:
         _require(self.requests_max >= 1, "requests_max must be at least 1")
         _require(self.prompt_tokens_max >= 1, "prompt_tokens_max must be at least 1")
         _require(self.results_bytes_max >= 1, "results_bytes_max must be at least 1")
-        _require(self.tenant_results_bytes_max >= 1, "tenant_results_bytes_max must be at least 1")
         _require(
             1 <= self.result_ttl_s <= RESULT_TTL_S_MAX,
             f"result_ttl_s must be in [1, {RESULT_TTL_S_MAX}], got {self.result_ttl_s}",
@@ -138,16 +149,6 @@ class RequestInfo:
     prompt_tokens: int
     render: RenderOptions
     journal_seq: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TenantBounds:
-    """What one tenant may have live. None: as much as the cell has room for."""
-
-    requests_max: int | None = None
-    prompt_tokens_max: int | None = None
-    # Of finished results that are kept. None: as `LedgerLimits` has it.
-    results_bytes_max: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

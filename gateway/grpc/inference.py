@@ -183,8 +183,8 @@ class ModelServicer(model_grpc.ModelServiceServicer):
     async def Detokenize(
         self, request: model_pb.DetokenizeRequest, context: Context
     ) -> model_pb.DetokenizeResponse:
-        await _tenant(self._keyring, context)
-        text = await self._service.detokenize(detokenize_from_proto(request), "token_ids")
+        tenant = await _tenant(self._keyring, context)
+        text = await self._service.detokenize(detokenize_from_proto(request), tenant, "token_ids")
         return model_pb.DetokenizeResponse(text=text)
 
 

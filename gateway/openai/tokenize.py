@@ -96,7 +96,9 @@ async def tokenize(api: Api, exchange: HttpExchange, body: TokenizeBody) -> None
 
 async def detokenize(api: Api, exchange: HttpExchange, body: DetokenizeBody) -> None:
     with body.aliased():
-        text = await api.generation_service.detokenize(body.request(), TokenPrompt.field)
+        text = await api.generation_service.detokenize(
+            body.request(), exchange.tenant, TokenPrompt.field
+        )
     await exchange.send_json(200, Text(text))
 
 

@@ -1,6 +1,7 @@
 """Bounds what a gateway opens and follows at once; closed while it drains."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -9,19 +10,28 @@ from gateway.requests.stream import Generation
 from service_kit.errors import Overloaded, Unavailable
 
 
+def half(count: int) -> int:
+    """Of what tenants share: one alone has no more, and shuts out nobody."""
+    return max(1, count // 2)
+
+
 class Door:
     """One per gateway. Everything that is followed here is in `active`."""
 
-    def __init__(self, readiness: Readiness, streams_max: int) -> None:
+    def __init__(self, readiness: Readiness, streams_max: int, *, has_keys: bool) -> None:
         self.active: dict[Generation, None] = {}
         self._readiness = readiness
         self._streams_max = streams_max
+        # Without keys there is one tenant.
+        self._tenant_streams_max = half(streams_max) if has_keys else streams_max
         self._opening = 0
+        # What is opened and followed, by tenant.
+        self._of = Counter[str]()
         self._idle = asyncio.Event()
         self._idle.set()
 
     @contextmanager
-    def opening(self) -> Iterator[None]:
+    def opening(self, tenant: str) -> Iterator[None]:
         """For the time of a call, at whose end something may be followed. Unavailable, Overloaded:
         it is not let in.
         """
@@ -32,20 +42,35 @@ class Door:
             raise Overloaded(
                 "too many streams", 1.0, limit, live=live, subject="gateway", rule="streams_max"
             )
+        if (theirs := self._of[tenant]) >= self._tenant_streams_max:
+            raise Overloaded(
+                f"too many streams of tenant {tenant}",
+                1.0,
+                self._tenant_streams_max,
+                live=theirs,
+                subject="tenant",
+                rule="streams_max",
+                tenant=tenant,
+            )
         self._opening += 1
+        self._of[tenant] += 1
         self._idle.clear()
         try:
             yield
         finally:
             self._opening -= 1
+            self._of[tenant] -= 1
             self._note_idle()
 
     def came(self, generation: Generation) -> None:
         """While it is being opened."""
         self.active[generation] = None
+        self._of[generation.tenant] += 1
 
     def left(self, generation: Generation) -> None:
-        self.active.pop(generation, None)
+        if generation in self.active:
+            del self.active[generation]
+            self._of[generation.tenant] -= 1
         self._note_idle()
 
     async def drained(self) -> None:

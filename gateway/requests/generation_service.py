@@ -76,7 +76,7 @@ class GenerationService:
         request_log: RequestLog,
         explainer: Explainer,
         grammars: GrammarProcess,
-        streams_max: int,
+        door: Door,
         timeout_s: float | None = None,
     ) -> None:
         self.card = card
@@ -92,7 +92,7 @@ class GenerationService:
         self._grammars = OutputGrammars(grammars, card)
         self._timeout_s = timeout_s
         self._presenter = Presenter(card)
-        self.door = Door(readiness, streams_max)
+        self.door = door
         self._deliveries = Deliveries()
         self._is_closed = False
 
@@ -168,7 +168,7 @@ class GenerationService:
             self._meters.opening(request, tenant) as visit,
             self._tracing.opening(request) as trace,
             self._request_log.opening(request, tenant),
-            self.door.opening(),
+            self.door.opening(tenant.name),
         ):
             delivery = Delivery(request.arrived_ns)
             self._check(request, tenant)
@@ -212,7 +212,7 @@ class GenerationService:
         keep_running: bool,
     ) -> Generation:
         """Follow an accepted request, running or finished, from these positions or cursors."""
-        with self.door.opening():
+        with self.door.opening(tenant.name):
             if positions and cursors:
                 raise InvalidRequest("cursors", "must not be given together with positions")
             found = await self._find(request_id, tenant)
@@ -295,7 +295,7 @@ class GenerationService:
 
     async def tokenize(self, request: GenerationRequest, tenant: Tenant) -> Sequence[int]:
         """A prompt's ids, as `generate` would use them, and let in as a request would be."""
-        with self.door.opening():
+        with self.door.opening(tenant.name):
             limits = self.limits
             check(request, limits, self.card.name)
             tool_rules.check(request)
@@ -305,11 +305,11 @@ class GenerationService:
             context = limits.context_tokens_max
             return await self._prompter.token_ids(request.prompt, tenant.name, context)
 
-    async def detokenize(self, request: GenerationRequest, field: str) -> str:
+    async def detokenize(self, request: GenerationRequest, tenant: Tenant, field: str) -> str:
         """The text of a TokenPrompt, of as many tokens as `tokenize` may tell of. `field`: where
         they were written.
         """
-        with self.door.opening():
+        with self.door.opening(tenant.name):
             assert isinstance(request.prompt, TokenPrompt)
             limits, token_ids = self.limits, request.prompt.token_ids
             check_model(request.model, self.card.name)

@@ -267,6 +267,10 @@ class Generation:
         self._on_close: list[Callable[[], None]] = []
 
     @property
+    def tenant(self) -> str:
+        return self.id.partition(":")[0]
+
+    @property
     def is_parsed(self) -> bool:
         return isinstance(self.choices[0].text, ParsedText)
 

@@ -99,7 +99,7 @@ async def test_stored_responses_are_kept_for_longer_and_leave_room_for_others(
 ) -> None:
     limits = LedgerLimits(
         result_ttl_s=800, response_ttl_s=80_000, results_bytes_max=200_000,
-        tenant_results_bytes_max=100_000,
+        tenant_bounds=TenantBounds(results_bytes_max=100_000),
     )  # fmt: skip
     ledger = await Ledger.connect(redis_url, cell=cell, limits=limits)
     leader = await PlayLeader.elected(ledger)
@@ -133,7 +133,7 @@ async def test_stored_responses_are_kept_for_longer_and_leave_room_for_others(
 
 async def test_one_tenant_that_keeps_much_shuts_out_nobody_else(redis_url: str, cell: str) -> None:
     """Its own are kept for less, then it is refused; others have all their time."""
-    limits = LedgerLimits(result_ttl_s=800, tenant_results_bytes_max=20_000)
+    limits = LedgerLimits(result_ttl_s=800, tenant_bounds=TenantBounds(results_bytes_max=20_000))
     ledger = await Ledger.connect(redis_url, cell=cell, limits=limits)
     leader = await PlayLeader.elected(ledger)
     kept_s: list[int] = []
