@@ -3,6 +3,8 @@
 import asyncio
 import hashlib
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,9 @@ from gateway.openai.batches.window import Window
 from gateway.requests.generation_service import GenerationService
 from gateway.requests.stream import Generation
 from gateway.tenants import PRIORITY_MAX
+from kaiten.v1.ledger_pb2 import SubmitRecord
 from ledger.batches.batches import StoredBatch
+from ledger.types import InboxEntry
 from tests.support.gateway_stack import WAIT_S, Stack, running_stack, until
 
 URL = "/v1/completions"
@@ -104,6 +108,40 @@ async def test_lines_begin_one_after_the_other_unless_the_ledger_is_slow(
     await until(lambda: not openings.count)
 
 
+def entry_of(tenant: str) -> str:
+    digest = hashlib.sha256(tenant.encode()).hexdigest()
+    return f'[tenants.{tenant}]\nkeys = ["sha256:{digest}"]\n'
+
+
+@asynccontextmanager
+async def two_tenants(
+    tmp_path: Path, redis_url: str, cell: str
+) -> AsyncIterator[tuple[Stack, httpx.AsyncClient, httpx.AsyncClient]]:
+    """Clients of alice, who may have eight live requests, and of bob."""
+    file = tmp_path / "keys.toml"
+    file.write_text(f"{entry_of('bob')}{entry_of('alice')}requests_max = 8\n")
+    async with running_stack(tmp_path / "model", redis_url, cell, api_keys_file=file) as stack:
+        alices, bobs = (
+            httpx.AsyncClient(
+                base_url=stack.gateway.http_url,
+                headers={"authorization": f"Bearer {name}"},
+                timeout=WAIT_S,
+            )
+            for name in ("alice", "bob")
+        )
+        async with alices, bobs:
+            yield stack, alices, bobs
+
+
+async def completed(http: httpx.AsyncClient, count: int) -> None:
+    """A batch of so many lines is begun and answered."""
+    path, state = await begun(http, [line(number) for number in range(count)]), dict[str, Any]()
+    async with asyncio.timeout(WAIT_S):
+        while state.get("status") != "completed":
+            state = (await http.get(path)).json()
+    assert state["request_counts"] == {"total": count, "completed": count, "failed": 0}
+
+
 async def test_who_is_refused_holds_up_no_other_and_goes_on_by_what_it_may_now(
     tmp_path: Path, redis_url: str, cell: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,34 +149,45 @@ async def test_who_is_refused_holds_up_no_other_and_goes_on_by_what_it_may_now(
     then all her keys are gone.
     """
     monkeypatch.setattr(Window, "size", 4)
-    file = tmp_path / "keys.toml"
-    keys = {name: hashlib.sha256(name.encode()).hexdigest() for name in ("alice", "bob")}
-    bob = f'[tenants.bob]\nkeys = ["sha256:{keys["bob"]}"]\n'
-    entry = f'[tenants.alice]\nkeys = ["sha256:{keys["alice"]}"]\nrequests_max = 8\n'
-    file.write_text(bob + entry)
-    async with running_stack(tmp_path / "model", redis_url, cell, api_keys_file=file) as stack:
-        url = stack.gateway.http_url
-        alices, bobs = (
-            httpx.AsyncClient(
-                base_url=url, headers={"authorization": f"Bearer {name}"}, timeout=WAIT_S
-            )
-            for name in keys
-        )
-        async with alices, bobs, Redis.from_url(redis_url) as client:
+    async with two_tenants(tmp_path, redis_url, cell) as (stack, alices, bobs):
+        async with Redis.from_url(redis_url) as client:
             # As if so many of hers were live.
             await client.hset(stack.ledger.keys.load, "choices:alice", 500)
-            await begun(alices, [line(number) for number in range(LINES)])
-            path = await begun(bobs, [line(number) for number in range(3)])
-            state = (await bobs.get(path)).json()
-            async with asyncio.timeout(WAIT_S):
-                while state["status"] != "completed":
-                    state = (await bobs.get(path)).json()
-        assert state["request_counts"] == {"total": 3, "completed": 3, "failed": 0}
+        await begun(alices, [line(number) for number in range(LINES)])
+        await completed(bobs, 3)
         assert {each.tenant for each in stack.scheduler.submits} == {"bob"}
-        file.write_text(f"{bob}[tenants.alice]\nrequests_max = 1000\n")
+        (tmp_path / "keys.toml").write_text(
+            f"{entry_of('bob')}[tenants.alice]\nrequests_max = 1000\n"
+        )
         await until(lambda: len(stack.scheduler.submits) == 3 + LINES, "all lines are asked")
         # Each of hers once.
         assert len({each.id for each in stack.scheduler.submits}) == 3 + LINES
+
+
+async def test_lines_of_a_tenant_that_wait_hold_up_no_other(
+    tmp_path: Path, redis_url: str, cell: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are in the ledger, and wait there for their tenant's bound of running tokens."""
+    monkeypatch.setattr(Window, "size", 4)
+    async with two_tenants(tmp_path, redis_url, cell) as (stack, alices, bobs):
+        scheduler = stack.scheduler
+        take, waiting = scheduler._take, list[InboxEntry]()
+
+        def taken(entry: InboxEntry) -> None:
+            is_hers = isinstance(entry.record, SubmitRecord) and entry.record.tenant == "alice"
+            waiting.append(entry) if is_hers else take(entry)
+
+        monkeypatch.setattr(scheduler, "_take", taken)
+        path = await begun(alices, [line(number) for number in range(LINES)])
+        await until(lambda: len(waiting) == 4, "a window of hers")
+        await completed(bobs, 10)
+        assert len(waiting) == 4
+        monkeypatch.setattr(scheduler, "_take", take)
+        for entry in waiting:
+            take(entry)
+        async with asyncio.timeout(WAIT_S):
+            while (await alices.get(path)).json()["status"] != "completed":
+                pass
 
 
 async def test_a_batch_whose_state_has_left_is_let_go(

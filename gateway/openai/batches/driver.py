@@ -162,7 +162,6 @@ class BatchRun:
         self._meters = meters
         self._name = name
         self._keyring = keyring
-        self._share = Share(window)
         # By this process's clock, once it is being computed.
         self._expires_s = 0.0
 
@@ -252,14 +251,16 @@ class BatchRun:
     async def _feed(self, batch: StoredBatch, done: set[int]) -> None:
         """At most a window of lines at once."""
         try:
-            async with asyncio.TaskGroup() as running:
-                async for number, line in self._good_lines(batch, done):
-                    await self._share.room()
-                    is_open = asyncio.Event()
-                    running.create_task(self._run(batch, number, line, is_open))
-                    with suppress(TimeoutError):
-                        async with asyncio.timeout(OPENING_S):
-                            await is_open.wait()
+            with self._window.of(self._name.tenant) as window:
+                share = Share(window)
+                async with asyncio.TaskGroup() as running:
+                    async for number, line in self._good_lines(batch, done):
+                        await share.room()
+                        is_open = asyncio.Event()
+                        running.create_task(self._run(batch, number, line, share, is_open))
+                        with suppress(TimeoutError):
+                            async with asyncio.timeout(OPENING_S):
+                                await is_open.wait()
         except ExceptionGroup as group:
             raise group.exceptions[0] from None
 
@@ -284,27 +285,27 @@ class BatchRun:
                 yield number, line
 
     async def _run(
-        self, batch: StoredBatch, number: int, line: Line, is_open: asyncio.Event
+        self, batch: StoredBatch, number: int, line: Line, share: Share, is_open: asyncio.Event
     ) -> None:
         """Refused, it leaves its place to other lines until it may be asked again."""
 
         def on_accepted() -> None:
-            self._share.let_in(number)
+            share.let_in(number)
             is_open.set()
 
         while True:
-            async with self._window.place():
+            async with share.window.place():
                 try:
                     response = await self._asked(batch, number, line, on_accepted)
                 except (Overloaded, Unavailable) as error:
-                    self._share.refused(number)
+                    share.refused(number)
                     wait_s = retry_after_s(error) or LOOK_S
                 else:
                     on_accepted()
                     await self._keep_answer(number, line, response)
-                    self._share.answered()
+                    share.answered()
                     return
-            await self._share.change(wait_s)
+            await share.change(wait_s)
 
     async def _asked(
         self, batch: StoredBatch, number: int, line: Line, on_accepted: Callable[[], None]

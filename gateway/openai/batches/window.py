@@ -4,8 +4,8 @@ They are flex requests, so that others need not mind how many there are.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Final
 
 from gateway.cell.readiness import Readiness
@@ -17,20 +17,46 @@ SLOTS: Final = 16
 
 
 class Window:
-    """One per gateway, for all batches that it drives."""
+    """One per gateway, for all batches that it drives. Tenants have equal parts of it."""
 
     def __init__(self, readiness: Readiness) -> None:
         self._readiness = readiness
-        self._taken = 0
-        self._freed = asyncio.Event()
-        # Whoever comes first is first.
-        self._queue = asyncio.Lock()
+        self._parts: dict[str, TenantWindow] = {}
 
     @property
     def size(self) -> int:
         record = self._readiness.watch.record
         slots = 0 if record is None else record.model.slots_max * record.workers_ready
         return LINES * (slots or SLOTS)
+
+    @property
+    def part(self) -> int:
+        """Who comes to others has theirs at once: for as long as their lines take it is more."""
+        return max(1, self.size // max(1, len(self._parts)))
+
+    @contextmanager
+    def of(self, tenant: str) -> Iterator["TenantWindow"]:
+        """For the time in which lines of a batch are under way."""
+        part = self._parts.setdefault(tenant, TenantWindow(self))
+        part.batches += 1
+        try:
+            yield part
+        finally:
+            part.batches -= 1
+            if not part.batches:
+                del self._parts[tenant]
+
+
+class TenantWindow:
+    """A tenant's part, for all its batches: whatever its lines wait for, others' do not."""
+
+    def __init__(self, window: Window) -> None:
+        self.batches = 0
+        self._window = window
+        self._taken = 0
+        self._freed = asyncio.Event()
+        # Whoever comes first is first.
+        self._queue = asyncio.Lock()
 
     @asynccontextmanager
     async def place(self) -> AsyncIterator[None]:
@@ -50,19 +76,19 @@ class Window:
             await self._room()
 
     async def _room(self) -> None:
-        """A cell that has grown is seen when a line ends."""
-        while self._taken >= self.size:
+        """A part that has grown is seen when a line ends."""
+        while self._taken >= self._window.part:
             self._freed.clear()
             await self._freed.wait()
 
 
 class Share:
-    """One batch's part of the window. A line of it that is refused waits outside, so that others'
-    go on, and no further line of the batch begins before that one was let in.
+    """One batch's of its tenant's window. A line of it that is refused waits outside, so that those
+    of other batches go on, and no further line of this one begins before that one was let in.
     """
 
-    def __init__(self, window: Window) -> None:
-        self._window = window
+    def __init__(self, window: TenantWindow) -> None:
+        self.window = window
         self._refused: set[int] = set()
         self._changed = asyncio.Event()
 
@@ -70,7 +96,7 @@ class Share:
         """Until another line may begin."""
         while self._refused:
             await self._changed.wait()
-        await self._window.room()
+        await self.window.room()
 
     def refused(self, line: int) -> None:
         self._refused.add(line)
