@@ -5,7 +5,6 @@ Each phase is timed, because start-up is what an operator waits for.
 
 import gc
 import itertools
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -63,6 +62,7 @@ from gpu_worker.service.device_selection import (
 )
 from gpu_worker.service.gpu_defaults import BatchSizes, batch_sizes, with_sizes
 from gpu_worker.service.grammars import grammar_masks
+from gpu_worker.service.runtime import core_count
 from gpu_worker.service.start_faults import in_sentences
 from gpu_worker.settings import WorkerSettings
 from kernels import jit, native, variants
@@ -133,7 +133,7 @@ def load(settings: WorkerSettings) -> Loaded:
 def _load(settings: WorkerSettings, timer: PhaseTimer) -> Loaded:
     device = choose_device(settings.device)
     is_watched = choose_watch(device, is_asked=settings.watch_steps)
-    torch.set_num_threads(settings.threads or len(os.sched_getaffinity(0)))
+    torch.set_num_threads(settings.threads or core_count())
     # Before the kernels, whose compilation takes a minute: what cannot be served is refused first.
     with timer.phase("find"):
         folder = find_checkpoint(settings.model)
@@ -233,7 +233,7 @@ def compile_ahead(
     if device.type != "cuda":
         # Played by a CPU.
         return
-    threads = min(_COMPILERS_MAX, len(os.sched_getaffinity(0)))
+    threads = min(_COMPILERS_MAX, core_count())
     try:
         with jit.compiling_ahead(device, threads):
             ask_for_kernels(config, weights, pages, limits, kv_scales)
