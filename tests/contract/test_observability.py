@@ -179,6 +179,17 @@ def test_the_collector_knows_every_field_of_its_file() -> None:
     ]
 
 
+def test_what_the_collector_keeps_leaves_it_room_for_more() -> None:
+    """Its limiter refuses spans while the process has more than the difference of the two; what is
+    in the store stays there until others take its place.
+    """
+    # Go keeps a link in 80 bytes and a pointer; and what an iteration's and a step's span have.
+    trace_bytes = 256 * 88 + 1500
+    kept = JAEGER["extensions"]["jaeger_storage"]["backends"]["spans"]["memory"]["max_traces"]
+    limiter = JAEGER["processors"]["memory_limiter"]
+    assert kept * trace_bytes < (limiter["limit_mib"] - limiter["spike_limit_mib"]) << 20
+
+
 def misfits(said: Any, known: Any, path: str = "") -> Iterator[str]:
     """Where the file says what its reader has no field for, or no such value."""
     if isinstance(known, list) and isinstance(said, list):
