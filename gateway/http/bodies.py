@@ -1,6 +1,7 @@
 """Bodies of HTTP requests: bounded in bytes and time, one by one and all together."""
 
 import asyncio
+from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,12 +21,15 @@ REST_BODIES: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BodyLimits:
-    """`bytes_max` and `values_max` of one body; `reading_bytes_max` of all that are coming in."""
+    """`bytes_max` and `values_max` of one body; `reading_bytes_max` of all that are coming in, and
+    of them those of one tenant.
+    """
 
     bytes_max: int
     values_max: int
     read_s_max: float
     reading_bytes_max: int
+    tenant_reading_bytes_max: int
 
 
 class Bodies:
@@ -34,6 +38,7 @@ class Bodies:
     def __init__(self, limits: BodyLimits) -> None:
         self._limits = limits
         self._reading_bytes = 0
+        self._of_tenant = Counter[str]()
         self._turn = asyncio.Lock()
 
     def __repr__(self) -> str:
@@ -50,7 +55,7 @@ class Bodies:
             async with asyncio.timeout(limit_s):
                 try:
                     self._check_length(scope)
-                    return await self._read(parts, hashed)
+                    return await self._read(parts, hashed, scope["state"]["tenant"].name)
                 except (HttpError, InvalidRequest, Overloaded) as error:
                     # Without what it remembers, which is the body so far.
                     refused = error.with_traceback(None)
@@ -61,7 +66,7 @@ class Bodies:
         except TimeoutError:
             raise HttpError(408, f"the body must be there within {limit_s:g} s", "slow") from None
 
-    async def _read(self, parts: "_Parts", hashed: bytes) -> JsonBody:
+    async def _read(self, parts: "_Parts", hashed: bytes, tenant: str) -> JsonBody:
         body, counted = JsonBody(self._limits.values_max, hashed), 0
         try:
             while not parts.is_over:
@@ -69,12 +74,13 @@ class Bodies:
                 if len(body) + len(part) > self._limits.bytes_max:
                     raise self._too_long()
                 body.feed(part)
-                counted += self._admit(len(body) - FREE_BYTES - counted)
+                counted += self._admit(len(body) - FREE_BYTES - counted, tenant)
             return body
         finally:
             self._reading_bytes -= counted
+            self._of_tenant[tenant] -= counted
 
-    def _admit(self, more: int) -> int:
+    def _admit(self, more: int, tenant: str) -> int:
         """Of all bodies that are coming in, so many bytes more, if any."""
         if more <= 0:
             return 0
@@ -89,7 +95,19 @@ class Bodies:
                 subject="gateway",
                 rule="bodies_bytes_max",
             )
+        limit = self._limits.tenant_reading_bytes_max
+        if (live := self._of_tenant[tenant]) + more > limit:
+            raise Overloaded(
+                f"too many bytes of bodies of tenant {tenant} are coming in",
+                1.0,
+                limit,
+                live=live,
+                subject="tenant",
+                rule="bodies_bytes_max",
+                tenant=tenant,
+            )
         self._reading_bytes += more
+        self._of_tenant[tenant] += more
         return more
 
     def _check_length(self, scope: Scope) -> None:

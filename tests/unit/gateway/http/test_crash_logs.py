@@ -52,7 +52,13 @@ class Terminal:
 
 
 BODIES = Bodies(
-    BodyLimits(bytes_max=1 << 20, values_max=100, read_s_max=60.0, reading_bytes_max=1 << 20)
+    BodyLimits(
+        bytes_max=1 << 20,
+        values_max=100,
+        read_s_max=60.0,
+        reading_bytes_max=1 << 20,
+        tenant_reading_bytes_max=1 << 20,
+    )
 )
 
 
