@@ -15,17 +15,18 @@ import pytest
 
 from kaiten.client import AsyncClient
 from kaiten.client.results import Completion
+from kaiten.local.health import state_of
 from tests.parity import oracle
 from tests.parity.oracle import CROWD, CROWD_MAX_TOKENS, ONE_PER_FAMILY, crowd_of
-from tests.support.answers import until
-from tests.support.cluster import Cluster, Flags, is_answering
+from tests.support.answers import WAIT_S, until
+from tests.support.cluster import Cluster, Flags
 from tests.support.processes import GATEWAY, WORKER
 
 # As in test_model_parity.
 LOGPROB_ERROR_MAX = 1e-4
 SLOTS = 8
-# Three times the rows: all but the first join rows that go on.
-FEW = 24
+# Twice the rows: all but the first join rows that go on.
+FEW = 16
 
 
 @asynccontextmanager
@@ -33,7 +34,9 @@ async def serving(
     tmp_path: Path, model: Path, *, worker: Flags | None = None
 ) -> AsyncIterator[AsyncClient]:
     """A client of a whole stack. Leaving checks that the cell is idle with every block free."""
-    async with standing(tmp_path, model, worker or {}) as (_, client):
+    async with standing(tmp_path, model, worker or {}) as (cluster, client):
+        cluster.workers[0].start()
+        await cluster.ready(workers=1)
         yield client
 
 
@@ -41,18 +44,22 @@ async def serving(
 async def standing(
     tmp_path: Path, model: Path, worker: Flags, scheduler: Flags | None = None
 ) -> AsyncIterator[tuple[Cluster, AsyncClient]]:
-    """The same with its processes."""
+    """The same with its processes, of which the worker has not begun: see `at_once`."""
     async with Cluster(tmp_path, workers=0, scheduler_flags=scheduler) as cluster:
         flags = {"model": model, "dtype": "fp32", "slots": SLOTS, "threads": 1, "block_size": 4}
         # With a budget that is given, no start measures one, and no machine cuts the work its own
         # way.
         flags |= {"kv_blocks": 1024, "step_tokens": 512}
-        cluster.add_worker({**flags, **worker}, WORKER).start()
+        cluster.add_worker({**flags, **worker}, WORKER)
         port = cluster.hold_port()
         gateway = {"redis_url": cluster.store.url, "model": model, "grpc_port": port.number}
-        cluster.add("gateway", GATEWAY, {**gateway, "http_port": 0}).start()
-        await cluster.ready(workers=1)
-        await until(lambda: is_answering(port.address), "a ready gateway")
+        gateway |= {"http_port": 0, "accept_without_workers": WAIT_S}
+        cluster.add("gateway", GATEWAY, gateway).start()
+
+        async def is_ready() -> bool:
+            return await state_of(port.address) == "serving"
+
+        await until(is_ready, "a ready gateway")
         async with AsyncClient(port.address) as client:
             yield cluster, client
 
@@ -61,7 +68,6 @@ async def at_once(cluster: Cluster, asking: Sequence[Awaitable[Completion]]) -> 
     """The worker begins when all are in the queue, always in the same order: who comes one by one
     is never preempted, and who is beside whom says how often.
     """
-    cluster.workers[0].kill()
     answers = []
     for number, one in enumerate(asking):
         before = (await cluster.ledger.load()).choices
