@@ -20,7 +20,7 @@ from tests.support.mini_scheduler import MiniScheduler, checksum, plan, sampling
 from tests.support.random_model import write_random_model
 from tests.support.worker_server import LeaderStream, outcome_from_proto, run_to_end, serving
 
-PROMPTS = [[5], [7] * 16, list(range(3, 90)), [11, 12, 13], list(range(90, 20, -1)), [40] * 33]
+PROMPTS = [[5], [7] * 16, list(range(3, 50)), [11, 12, 13], list(range(90, 60, -1)), [40] * 17]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +96,7 @@ async def outputs(loaded: Loaded, *, chunk_tokens: int, lease_steps: int) -> Min
 async def test_chunks_and_leases_do_not_change_a_bit(loaded: Loaded) -> None:
     whole = await told(loaded, chunk_tokens=1000, lease_steps=1)
     assert [len(tokens) for tokens in whole.outputs.values()] == [9, 10, 11, 12, 13, 14]
-    for chunk_tokens in (1, 7, 16, 64):
+    for chunk_tokens in (1, 7, 16):
         chunked = await told(loaded, chunk_tokens=chunk_tokens, lease_steps=5)
         assert chunked.outputs == whole.outputs, chunk_tokens
         for sequence_id, items in chunked.logprobs.items():
@@ -144,7 +144,7 @@ async def test_a_prefix_already_computed_gives_the_same_tokens(loaded: Loaded) -
         token_ids=(*prompt, *expected[:4]),
         prompt_tokens=len(prompt),
         num_computed_tokens=42,
-        block_tables=(BlockTable((*range(10), *range(100, 120))),),
+        block_tables=(BlockTable((*range(10), *range(100, 110))),),
         sampling=params,
     )
     async with serving(loaded.runner, loaded.limits) as served:
