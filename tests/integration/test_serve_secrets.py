@@ -1,9 +1,8 @@
 """What `kaiten serve` is told in confidence stays off every command line, and out of its logs."""
 
 import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import httpx
@@ -12,8 +11,8 @@ import pytest
 
 from kaiten.cli.keygen import mint
 from kaiten.client import TLS
-from service_kit.tls import TlsFiles
-from tests.support.served import ENV, ROOT, WAIT_S, Served
+from kaiten.client.errors import UnauthenticatedError
+from tests.support.served import WAIT_S, Served
 from tests.support.store_server import StoreServer, own_store
 from tests.support.tls_files import Authority
 
@@ -46,7 +45,10 @@ def check_nothing_was_told(served: Served) -> None:
 
 
 def test_a_password_of_the_environment_is_on_no_command_line_and_snippets_answer_to_a_key(
-    store: StoreServer, tmp_path: Path
+    store: StoreServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Command lines can be read by every user of the machine, environments by their owner only.
 
@@ -60,7 +62,15 @@ def test_a_password_of_the_environment_is_on_no_command_line_and_snippets_answer
     flags = ("--tls-cert", server.cert, "--tls-key", server.key, "--tls-client-ca", authority.pem)
     words, environ = ("--api-keys-file", keys, *flags), {"KAITEN_REDIS_URL": store.url}
     with Served(tmp_path / "data", *map(str, words), environ=environ) as served:
-        check_snippets(served, key, own)
+        for name, value in (("CERT", own.cert), ("KEY", own.key)):
+            monkeypatch.setenv(f"KAITEN_TLS_{name}", str(value))
+        for given in (key, "kt-other"):
+            monkeypatch.setenv("KAITEN_API_KEY", given)
+            check_curl(served, is_let_in=given == key)
+            with nullcontext() if given == key else pytest.raises(UnauthenticatedError):
+                exec(compile(served.program(), "snippet", "exec"), {})
+            assert bool(capsys.readouterr().out.strip()) is (given == key)
+        assert key not in served.said
         serve = psutil.Process(served.process.pid)
         told = of_parts(serve) + " ".join(serve.cmdline()).encode()
         assert served.stop() == 0
@@ -68,39 +78,21 @@ def test_a_password_of_the_environment_is_on_no_command_line_and_snippets_answer
     check_nothing_was_told(served)
 
 
-def check_snippets(served: Served, key: str, own: TlsFiles) -> None:
-    shown = {"KAITEN_TLS_CERT": str(own.cert), "KAITEN_TLS_KEY": str(own.key)}
-    curl, python = served.snippet("curl "), served.said[served.said.index("<<'PY'") :]
-    program = python.removeprefix("<<'PY'\n").rsplit("PY", 1)[0]
-    for given, is_let_in in ((key, True), ("kt-other", False)):
-        environ = ENV | shown | {"KAITEN_API_KEY": given}
-        words = subprocess.run(
-            # curl itself may not be here; what it is told, a shell has made.
-            ["sh", "-c", f'curl() {{ printf "%s\\n" "$@"; }}; {curl}'],
-            env=environ,
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.splitlines()
-        headers = [words[at + 1] for at, word in enumerate(words) if word == "-H"]
-        trusted = [words[words.index(f"--{name}") + 1] for name in ("cacert", "cert", "key")]
-        reply = httpx.post(
-            next(word for word in words if word.startswith("https://")),
-            content=words[words.index("-d") + 1],
-            headers=dict(header.split(": ", 1) for header in headers),
-            timeout=WAIT_S,
-            verify=TLS(ca=trusted[0], cert=trusted[1], key=trusted[2]).context(),
-        )
-        assert reply.status_code == (200 if is_let_in else 401)
-        ran = subprocess.run(
-            [sys.executable, "-c", program],
-            env=environ,
-            capture_output=True,
-            text=True,
-            timeout=WAIT_S,
-            cwd=ROOT,
-            check=False,
-        )
-        assert (ran.returncode == 0) is is_let_in, ran.stderr
-        assert bool(ran.stdout.strip()) is is_let_in
-    assert key not in served.said
+def check_curl(served: Served, *, is_let_in: bool) -> None:
+    words = subprocess.run(
+        # curl itself may not be here; what it is told, a shell has made.
+        ["sh", "-c", f'curl() {{ printf "%s\\n" "$@"; }}; {served.snippet("curl ")}'],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    headers = [words[at + 1] for at, word in enumerate(words) if word == "-H"]
+    trusted = [words[words.index(f"--{name}") + 1] for name in ("cacert", "cert", "key")]
+    reply = httpx.post(
+        next(word for word in words if word.startswith("https://")),
+        content=words[words.index("-d") + 1],
+        headers=dict(header.split(": ", 1) for header in headers),
+        timeout=WAIT_S,
+        verify=TLS(ca=trusted[0], cert=trusted[1], key=trusted[2]).context(),
+    )
+    assert reply.status_code == (200 if is_let_in else 401)

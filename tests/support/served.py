@@ -90,6 +90,10 @@ class Served:
         """What was said to be pasted, from these words to the next empty line."""
         return self.said[self.said.index(start) :].split("\n\n")[0]
 
+    def program(self) -> str:
+        """The Python that was said to be pasted."""
+        return self.said.split("<<'PY'\n")[1].rsplit("PY", 1)[0]
+
     def child(self, name: str) -> psutil.Process:
         """The running process of a part, as soon as there is one: it may be starting again."""
         return self._first(lambda: self.children(name), f"a process of {name}")
