@@ -161,8 +161,8 @@ async def test_a_worker_that_lies_is_put_aside(
 
 async def is_put_aside(cluster: Cluster, count: int) -> bool:
     """So many have been; what shows the next one for what it is has been asked."""
-    answers = await cluster.submit_many(4, max_tokens=12)
-    answers += await cluster.submit_many(4, max_tokens=12, logprobs=1, prompt_logprobs=1)
+    answers = await cluster.submit_many(1, max_tokens=7)
+    answers += await cluster.submit_many(3, max_tokens=7, logprobs=1, prompt_logprobs=1)
     for answer in answers:
         await answer.done()
     return len(cluster.events(cluster.schedulers[0], "worker.quarantined")) == count
@@ -192,8 +192,8 @@ async def test_what_was_accepted_for_one_model_waits_for_it(tmp_path: Path) -> N
     """Its worker and its leader are gone, another model comes: it serves when nothing is live."""
     flags = {"weights_digest": "one", "step_ms": 4, "gates": tmp_path / "gates"}
     async with Cluster(tmp_path, worker_flags=flags, scheduler_flags=IMPATIENT) as cluster:
-        cluster.gates(100)
-        answers = await cluster.submit_many(4, max_tokens=200)
+        cluster.gates(20)
+        answers = await cluster.submit_many(4, max_tokens=40)
         for answer in answers:
             await answer.has_tokens(3)
         first, scheduler = cluster.workers[0], cluster.schedulers[0]

@@ -10,9 +10,9 @@ from importlib import import_module
 from typing import Final
 
 from gateway.settings import GatewaySettings
+from gpu_worker.service import runtime
 from gpu_worker.settings import WorkerSettings
 from scheduler_svc.settings import SchedulerSettings
-from tests.fakes.mock_worker import MockSettings
 from tests.support import quick_flags
 from tests.support.processes import GATEWAY, MOCK_WORKER, SCHEDULER, WORKER
 
@@ -39,6 +39,8 @@ COMMANDS: Final = (
 MODULES: Final = (*COMMANDS, SCHEDULER, GATEWAY, MOCK_WORKER, WORKER, *LATER)
 
 gc.disable()
+# As a worker's process begins.
+runtime.leave_out_the_compiler()
 for module in MODULES:
     import_module(module)
 quick_flags.install(
@@ -46,7 +48,7 @@ quick_flags.install(
         SchedulerSettings: "scheduler",
         GatewaySettings: "gateway",
         WorkerSettings: "worker",
-        MockSettings: "worker",
+        import_module(MOCK_WORKER).MockSettings: "worker",
     }
 )
 gc.freeze()
