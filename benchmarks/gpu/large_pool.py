@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.bench import Bench
+from gpu_worker.container import free_memory_bytes
 from gpu_worker.runner.block_copies import BlockCopies
-from gpu_worker.runner.kv_cache import free_memory_bytes
 from kernels.attention.decode_attention import decode_attention
 from kernels.attention.paged_attention import paged_attention
 from kernels.attention.plan import plan_attention

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from gpu_worker.runner.kv_cache import CGROUPS, total_memory_bytes
+from gpu_worker.container import CGROUPS, total_memory_bytes
 
 _STATM = Path("/proc/self/statm")
 

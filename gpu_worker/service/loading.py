@@ -19,6 +19,7 @@ from torch import Tensor
 
 from gpu_worker.batch.plan_validation import RowLimits
 from gpu_worker.batch.step_types import AheadRunner, Grammars, ModelRunner, StepInputs, StepSamples
+from gpu_worker.container import free_memory_bytes
 from gpu_worker.model.checkpoint import Checkpoint, find_checkpoint, tokenizer_digest
 from gpu_worker.model.config import read_config
 from gpu_worker.model.decoder import Decoder
@@ -36,7 +37,6 @@ from gpu_worker.runner.kv_cache import (
     Room,
     allocate_pages,
     block_bytes,
-    free_memory_bytes,
     room_on_cpu,
     room_on_gpu,
     size_pool,

@@ -46,7 +46,7 @@ ROOMS = {
         ("service",),
         ("runner",),
         ("batch", "model"),
-        ("settings",),
+        ("container", "settings"),
     ],
     "kaiten": [
         ("__main__", "part"),
