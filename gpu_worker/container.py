@@ -1,6 +1,7 @@
 """What the machine, or the container that this process is in, lets it have."""
 
 import os
+from math import inf
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +24,21 @@ def total_memory_bytes(cgroups: Path = CGROUPS) -> int:
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     cgroup = _cgroup(cgroups)
     return total if cgroup is None else min(total, cgroup[0])
+
+
+def core_count(cgroups: Path = CGROUPS) -> int:
+    """Cores that this process has whole: threads that wait for each other at every operator are not
+    one more, for all stand still when the container's share of a tenth of a second is used up.
+    """
+    return max(1, int(min(len(os.sched_getaffinity(0)), _cpu_quota(cgroups))))
+
+
+def _cpu_quota(folder: Path) -> float:
+    """Of cores, by cgroups of version 2 or 1; infinite: there is none."""
+    before = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+    files = [folder / "cpu.max", *(folder / "cpu" / name for name in before)]
+    told = " ".join(line for path in files for line in _lines(path)).split()
+    return int(told[0]) / int(told[1]) if told and told[0].isdigit() else inf
 
 
 def _cgroup(folder: Path) -> tuple[int, int] | None:

@@ -105,7 +105,10 @@ class WorkerSettings(PartSettings):
         default=0.9, gt=0, le=1, description="of the GPU's memory, for weights, steps and KV blocks"
     )
     threads: int | None = Field(
-        default=None, ge=1, le=1024, description="compute threads; default: one per core"
+        default=None,
+        ge=1,
+        le=1024,
+        description="compute threads; default: one per core, of a container's share",
     )
     native: Literal[
         "auto",

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gpu_worker.batch.plan_validation import RowLimits
 from gpu_worker.batch.step_types import AheadRunner, Grammars, ModelRunner, StepInputs, StepSamples
-from gpu_worker.container import free_memory_bytes
+from gpu_worker.container import core_count, free_memory_bytes
 from gpu_worker.model.checkpoint import Checkpoint, find_checkpoint, tokenizer_digest
 from gpu_worker.model.config import read_config
 from gpu_worker.model.decoder import Decoder

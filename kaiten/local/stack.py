@@ -1,5 +1,6 @@
 """The children of `kaiten serve`: which processes, told what, started and stopped in what order."""
 
+import math
 import os
 import re
 import resource
@@ -25,6 +26,7 @@ from kaiten.start_error import StartError
 # The first to be there leads. The other stands by, at 45 MB: who leads is killed, and nobody waits
 # for a process to start or for a lease to run out.
 SCHEDULERS: Final = ("scheduler", "standby")
+CGROUPS: Final = Path("/sys/fs/cgroup")
 # Of a worker with the shipped model: with 1,200 it could begin no thread.
 ADDRESSES_MB_MIN: Final = 1500
 # A slip of the finger: they would all be started.
@@ -178,11 +180,19 @@ def _plan(options: ServeOptions, door: _Door, inner: Sequence[_Inner], socket: P
     )
 
 
-def core_count() -> int:
-    """Cores this process may use, which is what a container was given."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+def core_count(cgroups: Path = CGROUPS) -> int:
+    """Cores this process has whole, as a worker counts them (`gpu_worker/container.py`)."""
+    has_affinity = hasattr(os, "sched_getaffinity")
+    count = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    return max(1, int(min(count, _cpu_quota(cgroups))))
+
+
+def _cpu_quota(folder: Path) -> float:
+    """Of cores, by cgroups of version 2 or 1; infinite: there is none."""
+    before = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+    files = [folder / "cpu.max", *(folder / "cpu" / name for name in before)]
+    told = " ".join(path.read_text() for path in files if path.is_file()).split()
+    return int(told[0]) / int(told[1]) if told and told[0].isdigit() else math.inf
 
 
 def _store(options: ServeOptions, socket: Path) -> tuple[tuple[ChildSpec, ...], str]:

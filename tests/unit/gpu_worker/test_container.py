@@ -1,13 +1,16 @@
 """What a container lets its process have."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
+from gpu_worker import container
 from gpu_worker.container import free_memory_bytes
 from gpu_worker.service.device_memory import device_memory
+from kaiten.local import stack
 
 MIB = 1 << 20
 
@@ -62,3 +65,33 @@ def test_a_containers_limit(tmp_path: Path, files: dict[str, str], free: int | N
     else:
         assert free_memory_bytes(tmp_path) == free * MIB
         assert memory["total"] in (MIB, 9 * MIB), "what it is ended beyond"
+
+
+@pytest.mark.parametrize("count", [container.core_count, stack.core_count], ids=["worker", "serve"])
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({}, 8),
+        ({"cpu.max": "max 100000\n"}, 8),
+        ({"cpu.max": "200000 100000\n"}, 2),
+        # Of a core that is not whole nobody can have a thread of its own.
+        ({"cpu.max": "390000 100000\n"}, 3),
+        ({"cpu.max": "50000 100000\n"}, 1),
+        ({"cpu.max": "6400000 100000\n"}, 8),
+        ({"cpu.cfs_quota_us": "-1\n", "cpu.cfs_period_us": "100000\n"}, 8),
+        ({"cpu.cfs_quota_us": "100000\n", "cpu.cfs_period_us": "50000\n"}, 2),
+    ],
+)
+def test_a_containers_share_of_the_cores(
+    count: Callable[[Path], int],
+    files: dict[str, str],
+    cores: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    for name, text in files.items():
+        path = tmp_path / name if name == "cpu.max" else tmp_path / "cpu" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    assert count(tmp_path) == cores
