@@ -62,7 +62,6 @@ from gpu_worker.service.device_selection import (
 )
 from gpu_worker.service.gpu_defaults import BatchSizes, batch_sizes, with_sizes
 from gpu_worker.service.grammars import grammar_masks
-from gpu_worker.service.runtime import core_count
 from gpu_worker.service.start_faults import in_sentences
 from gpu_worker.settings import WorkerSettings
 from kernels import jit, native, variants

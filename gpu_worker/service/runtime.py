@@ -18,10 +18,8 @@ import platform
 import struct
 import sys
 from collections.abc import MutableMapping
-from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import version
-from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
@@ -96,25 +94,6 @@ def take_short_turns() -> bool:
     wish = struct.pack(_SCHED_ATTR, size, os.SCHED_OTHER, 0, nice, 0, TURN_NS, 0, 0, 0, 0)
     refused: int = ctypes.CDLL(None).syscall(number, 0, ctypes.c_char_p(wish), 0)
     return not refused
-
-
-_CGROUPS: Final = Path("/sys/fs/cgroup")
-
-
-def core_count(cgroups: Path = _CGROUPS) -> int:
-    """Cores that this process may use: those it may run on, or what a container's share of their
-    time comes to (`docker run --cpus`, `limits.cpu`), by version 2 or 1 of cgroups. More threads
-    than that use the share up early in each period, and then all stand still.
-    """
-    cores = len(os.sched_getaffinity(0))
-    for names in (["cpu.max"], ["cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"]):
-        # Without a limit it is `max`, or -1.
-        with suppress(OSError, ValueError):
-            told = " ".join((cgroups / name).read_text() for name in names)
-            quota_us, period_us = map(int, told.split())
-            if quota_us > 0:
-                cores = min(cores, -(-quota_us // period_us))
-    return cores
 
 
 def return_freed_memory() -> None:

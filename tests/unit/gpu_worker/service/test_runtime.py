@@ -21,29 +21,6 @@ def test_what_the_operator_set_stays() -> None:
     assert "GOMP_SPINCOUNT" not in waits
 
 
-@pytest.mark.parametrize(
-    ("files", "cores"),
-    [
-        ({}, 8),
-        ({"cpu.max": "max 100000\n"}, 8),
-        ({"cpu.max": "200000 100000\n"}, 2),
-        ({"cpu.max": "150000 100000\n"}, 2),
-        ({"cpu.max": "50000 100000\n"}, 1),
-        ({"cpu.max": "6400000 100000\n"}, 8),
-        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 8),
-        ({"cpu/cpu.cfs_quota_us": "300000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 3),
-    ],
-)
-def test_threads_are_as_many_as_a_container_has_cores(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], cores: int
-) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-    (tmp_path / "cpu").mkdir()
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
-    assert runtime.core_count(tmp_path) == cores
-
-
 @pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
 def test_a_gpus_memory_is_cut_in_pieces_that_grow(name: str) -> None:
     environ: dict[str, str] = {}
