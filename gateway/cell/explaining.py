@@ -8,15 +8,15 @@ import grpc
 from gateway.cell.leader import LeaderClient
 from gateway.cell.ledger_session import LedgerLink
 from gateway.cell.replays import Caller, Replays
+from gateway.children.tenant_slots import TenantSlots
 from kaiten.v1.scheduler_service_pb2 import ReadTimelineRequest, ReadTimelineResponse
 from kaiten.v1.timeline_pb2 import ChoiceTimeline
 from service_kit.clock import Clock
 from service_kit.errors import Overloaded, Unavailable
-from service_kit.grpc_health import AtMost
 from service_kit.peers import Peers
 
 CALL_S: Final = 5.0
-# Requests that are explained at once, of all tenants: each is a call of the leader.
+# Requests that the leader is asked for at once, of all tenants, who share them.
 AT_ONCE: Final = 4
 # Of an interval, for operators.
 OF_OTHERS: Final = (
@@ -44,14 +44,14 @@ class Explainer:
     def __init__(self, link: LedgerLink, clock: Clock, peers: Peers) -> None:
         self._leader = LeaderClient(link, clock, peers)
         self._replays = Replays(self._leader, clock)
-        self._asked = AtMost(AT_ONCE, "requests that are explained")
+        self._asked = TenantSlots(AT_ONCE)
 
     async def timelines(self, ledger_ids: Sequence[str], caller: Caller) -> Explained:
         """Of the first of these requests that somebody knows. NotFound: nobody does; Unavailable:
-        nobody leads; Overloaded: so many are asked for already.
+        nobody leads; Overloaded: as many are replayed already as may be.
         """
         try:
-            found = await self._of_leader(ledger_ids)
+            found = await self._of_leader(ledger_ids, caller)
             if found is None:
                 found = await self._of_archives(ledger_ids, caller)
             else:
@@ -66,8 +66,8 @@ class Explainer:
                 scrub(choice)
         return found
 
-    async def _of_leader(self, ledger_ids: Sequence[str]) -> Explained | None:
-        with self._asked:
+    async def _of_leader(self, ledger_ids: Sequence[str], caller: Caller) -> Explained | None:
+        async with self._asked.place(caller.tenant):
             for id in ledger_ids:
                 if (found := await self._ask(id)) is not None:
                     return found

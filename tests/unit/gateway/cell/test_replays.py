@@ -46,10 +46,15 @@ class PlayedLeader(SchedulerServiceServicer):
         self.archived: dict[str, ChoiceTimeline] = {}
         self.asked: list[ReplayTimelineRequest] = []
         self.is_wrong = False
+        self.read: list[str] = []
+        self.read_gate = asyncio.Event()
+        self.read_gate.set()
         self.gate = asyncio.Event()
         self.gate.set()
 
     async def ReadTimeline(self, request: Any, context: Any) -> ReadTimelineResponse:
+        self.read.append(request.id)
+        await self.read_gate.wait()
         if self.is_wrong:
             await context.abort(grpc.StatusCode.INTERNAL, "internal error, id=1")
         if request.id not in self.live:
@@ -174,6 +179,20 @@ async def test_where_a_leader_is_that_does_not_answer_only_operators_are_told() 
         with pytest.raises(Unavailable) as refused:
             await explainer.timelines(["acme:mine"], TENANT)
         assert str(refused.value) == "unavailable: no scheduler tells of it now"
+
+
+async def test_who_asks_for_many_at_once_is_in_nobodys_way() -> None:
+    async with played() as (leader, explainer, _):
+        leader.live = {f"acme:{i}": archived() for i in range(9)} | {"b:x": archived()}
+        leader.read_gate.clear()
+        many = [asyncio.create_task(explainer.timelines([f"acme:{i}"], TENANT)) for i in range(9)]
+        await until(lambda: len(leader.read) == 3, "three of four")
+        other = asyncio.create_task(explainer.timelines(["b:x"], Caller("b", is_operator=False)))
+        await until(lambda: leader.read[3:] == ["b:x"], "another's")
+        leader.read_gate.set()
+        assert (await other).choices
+        for each in many:
+            assert (await each).choices
 
 
 async def test_a_tenant_has_one_archive_replayed_at_a_time() -> None:
