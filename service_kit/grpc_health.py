@@ -4,8 +4,8 @@ Its answer has no field for a reason: the trailing metadata of `Check` has it, a
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
-from types import TracebackType
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from types import MappingProxyType, TracebackType
 from typing import Any, Final
 
 import grpc
@@ -20,6 +20,8 @@ WATCHES_MAX: Final = 256
 # What to ask before a process is killed: it answers, and what it does gets on. It waits for the
 # store, for others or for the end of a drain all the same.
 LIVE: Final = "live"
+# Of a worker, what to ask before another is ended in its favour: a leader has taken it in.
+REGISTERED: Final = "registered"
 # Why not, behind the answer to `Check`: printable ASCII, which gRPC's metadata must be.
 REASON: Final = "kaiten-reason"
 REASON_CHARS_MAX: Final = 512
@@ -53,8 +55,8 @@ class AtMost:
 class HealthStatus(health_pb2_grpc.HealthServicer):
     """The state of each service name; "" is the whole process. Watchers see every change.
 
-    `live` is asked anew each time, and watchers see it as it was. `why_stuck` says why the process
-    gets nowhere, empty: it does.
+    `live` and the names of `asked` are asked anew each time, and watchers see them as they were.
+    `why_stuck` says why the process gets nowhere, empty: it does.
     """
 
     def __init__(
@@ -62,10 +64,11 @@ class HealthStatus(health_pb2_grpc.HealthServicer):
         names: Iterable[str],
         watches_max: int = WATCHES_MAX,
         why_stuck: Callable[[], str] = lambda: "",
+        asked: Mapping[str, Callable[[], str]] = MappingProxyType({}),
     ) -> None:
         # Why not; empty: it serves.
         self._problems = dict.fromkeys(names, STARTING)
-        self._why_stuck = why_stuck
+        self._asked = {LIVE: why_stuck, **asked}
         self._watches = AtMost(watches_max, "health watches")
         self._changed = asyncio.Event()
 
@@ -93,7 +96,7 @@ class HealthStatus(health_pb2_grpc.HealthServicer):
             self.set(name, problem)
 
     async def Check(self, request: Any, context: Any) -> Any:
-        if request.service != LIVE and request.service not in self._problems:
+        if self._problem(request.service) is None:
             raise NotFound(f"service {request.service!r}")
         if problem := self._problem(request.service):
             context.set_trailing_metadata(((REASON, _printable(problem)),))
@@ -112,7 +115,8 @@ class HealthStatus(health_pb2_grpc.HealthServicer):
 
     def _problem(self, name: str) -> str | None:
         """None: nobody knows the name."""
-        return self._why_stuck() if name == LIVE else self._problems.get(name)
+        ask = self._asked.get(name)
+        return self._problems.get(name) if ask is None else ask()
 
     def _answer(self, name: str) -> Any:
         problem = self._problem(name)

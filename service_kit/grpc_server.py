@@ -1,9 +1,10 @@
 """A gRPC server with every limit set, and binding that explains itself."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
 import grpc
@@ -135,11 +136,12 @@ def add_health(
     service_names: Sequence[str] = (),
     watches_max: int = WATCHES_MAX,
     why_stuck: Callable[[], str] = lambda: "",
+    asked: Mapping[str, Callable[[], str]] = MappingProxyType({}),
 ) -> HealthStatus:
     """Serve grpc.health.v1. Every name, and "" for the process, starts as not serving; `live` is
-    serving unless `why_stuck` says why not.
+    serving unless `why_stuck` says why not, and so is each name of `asked`.
     """
-    status = HealthStatus(("", *service_names), watches_max, why_stuck)
+    status = HealthStatus(("", *service_names), watches_max, why_stuck, asked)
     status.add_to(server)
     return status
 

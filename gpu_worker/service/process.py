@@ -21,7 +21,7 @@ from gpu_worker.service.server import SERVICE_NAME, WorkerServicer
 from gpu_worker.settings import WorkerSettings
 from kaiten.v1 import worker_service_pb2_grpc
 from service_kit import telemetry
-from service_kit.grpc_health import HealthStatus
+from service_kit.grpc_health import REGISTERED, HealthStatus
 from service_kit.grpc_server import (
     MIB,
     ServerLimits,
@@ -89,7 +89,8 @@ class WorkerProcess:
             device=loaded.device,
         )
         worker_service_pb2_grpc.add_WorkerServiceServicer_to_server(self._servicer, server)
-        self._health = add_health(server, (SERVICE_NAME,), why_stuck=self._why_stuck)
+        asked = {REGISTERED: self._why_unknown}
+        self._health = add_health(server, (SERVICE_NAME,), why_stuck=self._why_stuck, asked=asked)
         add_reflection(server, (SERVICE_NAME,))
         await server.start()
         self._health.set_all("")
@@ -127,6 +128,12 @@ class WorkerProcess:
         at_it_s = self._engine.at_it_ns / 1e9
         is_hung = at_it_s > self._settings.hung_s
         return f"a step has not ended for {at_it_s:.0f} s" if is_hung else ""
+
+    def _why_unknown(self) -> str:
+        """Why no leader gives it work; empty: one may."""
+        is_known = self._registrar is not None and self._registrar.is_registered
+        unknown = "" if is_known else "no leader has taken it in; its log says why"
+        return self._leaves_because or self._why_stuck() or unknown
 
     async def _watch_steps(self) -> None:
         """A worker whose compute thread hangs answers everybody, and is of no use to anybody."""

@@ -19,7 +19,7 @@ from gateway.openai import health
 from gateway.settings import GatewaySettings
 from gpu_worker.settings import WorkerSettings
 from scheduler_svc.settings import SchedulerSettings
-from service_kit.grpc_health import LIVE
+from service_kit.grpc_health import LIVE, REGISTERED
 from service_kit.lifecycle import STOP_S_MAX
 from service_kit.settings import Settings
 from service_kit.settings import load as load_settings
@@ -250,14 +250,29 @@ def test_probes_ask_what_there_is_to_be_asked(role: str) -> None:
     ]
     assert {each["port"] for each in service["spec"]["ports"]} <= set(ports.values())
     paths = {operation.path for operation in health.OPERATIONS}
-    for probe, asked in (("startupProbe", LIVE), ("livenessProbe", LIVE), ("readinessProbe", "")):
+    ready = REGISTERED if role == "worker" else ""
+    for probe, asked in (
+        ("startupProbe", LIVE),
+        ("livenessProbe", LIVE),
+        ("readinessProbe", ready),
+    ):
         if "httpGet" in container[probe]:
             path = container[probe]["httpGet"]["path"]
             assert path in paths
-            assert path == ("/livez" if asked else "/readyz")
+            assert path == ("/livez" if asked == LIVE else "/readyz")
         else:
             assert container[probe]["grpc"]["port"] == ports["grpc"]
             assert container[probe]["grpc"].get("service", "") == asked
+
+
+@needs_kustomize
+@each_overlay
+def test_a_rollout_waits_for_as_long_as_a_start_may_take(overlay: str) -> None:
+    for role in SETTINGS:
+        deployment = found(rendered(overlay), "Deployment", role)["spec"]
+        probe = deployment["template"]["spec"]["containers"][0]["startupProbe"]
+        start_s = probe["periodSeconds"] * probe["failureThreshold"]
+        assert deployment.get("progressDeadlineSeconds", 600) > start_s, role
 
 
 def test_prometheus_finds_pods_that_are_not_ready() -> None:

@@ -16,6 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from gpu_worker.batch.plan_validation import RowLimits
 from gpu_worker.service import registration
 from gpu_worker.service.process import WorkerProcess
+from kaiten.local.health import state_of
 from kaiten.local.ports import HeldPort
 from kaiten.v1 import (
     scheduler_service_pb2,
@@ -24,6 +25,7 @@ from kaiten.v1 import (
     worker_service_pb2_grpc,
 )
 from service_kit.errors import NotLeader
+from service_kit.grpc_health import REGISTERED
 from service_kit.grpc_server import bind, create_server
 from tests.fakes.mock_worker import MockSettings, load_mock
 from tests.support.processes import WORKER, ServiceProcess
@@ -132,6 +134,22 @@ async def test_it_registers_with_an_address_that_answers(model: Path) -> None:
         assert (request.worker.model, request.worker.vocab_size) == ("tiny", 97)
         assert health.status == health_pb2.HealthCheckResponse.SERVING
         assert len(fake.registered) == 1
+
+
+async def test_whom_no_leader_has_taken_in_says_so(model: Path) -> None:
+    """It serves, and none is to be ended in its favour: a rollout of workers that are refused."""
+    fake = FakeScheduler(leader_address="")
+    with HeldPort() as own:
+        async with scheduler_at(fake) as port, worker(model, port, grpc_port=own.number) as process:
+            address = f"127.0.0.1:{own.number}"
+            assert await state_of(address) == "serving"
+            refused = "not serving: no leader has taken it in; its log says why"
+            assert await state_of(address, REGISTERED) == refused
+            fake.leader_address = None
+            await fake.until(lambda: len(fake.heartbeats) >= 1)
+            assert await state_of(address, REGISTERED) == "serving"
+            process._leave("it is draining")
+            assert await state_of(address, REGISTERED) == "not serving: it is draining"
 
 
 async def test_it_registers_again_when_told(model: Path) -> None:
