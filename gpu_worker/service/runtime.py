@@ -19,6 +19,7 @@ import struct
 import sys
 from collections.abc import MutableMapping
 from importlib import import_module
+from importlib.abc import MetaPathFinder
 from importlib.metadata import version
 from types import ModuleType
 from typing import Any, Final
@@ -59,9 +60,27 @@ class Later(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name != "__path__":
             raise AttributeError(name)
-        if sys.modules.get(self.__name__) is self:
-            del sys.modules[self.__name__]
-        return getattr(import_module(self.__name__), name)
+        return getattr(_itself(self), name)
+
+
+def _itself(later: ModuleType) -> ModuleType:
+    """What it stands for."""
+    if sys.modules.get(later.__name__) is later:
+        del sys.modules[later.__name__]
+    return import_module(later.__name__)
+
+
+class WithTheCompiler(MetaPathFinder):
+    """Finds nothing. Who imports the compiler after all, as torch's profiler does, has what was
+    left out before: else its parts are imported in an order that they do not bear.
+    """
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
+        if fullname in ("torch._dynamo", "torch._inductor"):
+            sys.meta_path.remove(self)
+            for name in COMPILERS:
+                if isinstance(left_out := sys.modules.get(name), Later):
+                    _itself(left_out)
 
 
 def leave_out_the_compiler() -> bool:
@@ -71,6 +90,7 @@ def leave_out_the_compiler() -> bool:
     if "torch" in sys.modules or not version("torch").endswith("+cpu"):
         return False
     sys.modules.update({name: Later(name) for name in COMPILERS})
+    sys.meta_path.insert(0, WithTheCompiler())
     return True
 
 
