@@ -16,7 +16,7 @@ from tests.support.doors import add_door, is_ready
 from tests.support.processes import HELD_WORKER, ServiceProcess
 from tests.support.store_server import StoreServer
 
-LINES = 40
+LINES = 20
 # Some lines end before the worker is held, the others do not while it is.
 SHORT, HELD_FROM, LONG = 8, 20, 40
 ENDPOINT: Any = "/v1/completions"

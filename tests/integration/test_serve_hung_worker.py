@@ -45,7 +45,7 @@ class Told:
 
 
 def with_held_worker(stack: Stack, lock: Path) -> Stack:
-    """The same, whose worker may be held."""
+    """The same, whose worker may be held, and nobody stands by: no scheduler dies here."""
     ours, theirs = services.command("gpu_worker"), services.command("tests.fakes.held_worker")
     flags = ("--lock", str(lock), "--held-from", str(HELD_FROM), "--hung-s", str(HUNG_S))
 
@@ -54,7 +54,12 @@ def with_held_worker(stack: Stack, lock: Path) -> Stack:
             return spec
         return replace(spec, command=(*theirs, *spec.command[len(ours) :], *flags))
 
-    return replace(stack, stages=tuple(tuple(map(told, stage)) for stage in stack.stages))
+    return replace(
+        stack,
+        stages=tuple(
+            tuple(told(spec) for spec in stage if spec.name != "standby") for stage in stack.stages
+        ),
+    )
 
 
 async def streams(address: str) -> list[Completion]:

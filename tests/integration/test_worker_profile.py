@@ -211,7 +211,7 @@ async def test_of_a_worker_that_serves(tmp_path: Path, capsys: pytest.CaptureFix
         cluster.add("gateway", GATEWAY, flags | {"http_port": 0}).start()
         await cluster.ready(workers=1)
         (ready,) = cluster.events(worker, "service.ready")
-        argv = ["--worker", ready["address"], "--steps", "30", "--out", str(out)]
+        argv = ["--worker", ready["address"], "--steps", "10", "--out", str(out)]
         await until(partial(is_answering, port.address), "a ready gateway")
         async with AsyncClient(port.address) as client:
             profiling = asyncio.create_task(asyncio.to_thread(profile.main, argv))
@@ -221,7 +221,7 @@ async def test_of_a_worker_that_serves(tmp_path: Path, capsys: pytest.CaptureFix
         assert await profiling == 0
     assert "open it at" in capsys.readouterr().out
     trace = json.loads(gzip.decompress(out.read_bytes()))
-    assert len(steps_of(trace)) >= 30
+    assert len(steps_of(trace)) >= 10
     assert any(event.get("cat") == "cpu_op" for event in trace["traceEvents"])
 
 
