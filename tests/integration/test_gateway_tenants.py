@@ -1,6 +1,7 @@
 """API keys and tenants over both doors: who may call, who sees what, and whose bound it is."""
 
 import hashlib
+import json
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from google.rpc.error_details_pb2 import ErrorInfo, QuotaFailure
 from google.rpc.status_pb2 import Status
 from openai import AsyncOpenAI, AuthenticationError
 
+from gateway.app import OPERATIONS
 from gateway.grpc.inference import SERVICE_NAMES
 from kaiten.v1 import inference_service_pb2 as pb
 from kaiten.v1 import model_service_pb2 as model_pb
@@ -167,6 +169,58 @@ async def test_anothers_request_is_not_found_as_an_unknown_one_is(
             ("GET", "/input_items"),
         ):
             assert (await http.request(method, url + path)).status_code == 404
+
+
+async def test_every_path_with_anothers_id_answers_as_for_one_that_never_was(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of ids in bodies, too. A path that is new finds itself here."""
+    monkeypatch.setattr("gateway.cell.leader.LEADERLESS_S_MAX", 0.0)
+    stack.says("secret")
+    said = {"items": [{"role": "user", "content": "secret"}]}
+    form: Any = {"files": {"file": ("f", b"{}")}, "data": {"purpose": "batch"}}
+    async with http_of(stack, "alice-key") as http:
+
+        async def made(path: str, **body: Any) -> str:
+            return str((await http.post(path, **body)).json()["id"])
+
+        file = await made("/v1/files", **form)
+        window = {"endpoint": "/v1/completions", "completion_window": "24h"}
+        response = await made("/v1/responses", json={"input": "x"})
+        hers = {
+            "/v1/responses/": response,
+            "/v1/requests/": response,
+            "/v1/conversations/": await made("/v1/conversations", json=said),
+            "/v1/files/": file,
+            "/v1/batches/": await made("/v1/batches", json={"input_file_id": file, **window}),
+        }
+    in_bodies: list[tuple[str, str, dict[str, Any]]] = [
+        ("/v1/responses/", "/v1/responses", {"input": "x", "previous_response_id": "{id}"}),
+        ("/v1/conversations/", "/v1/responses", {"input": "x", "conversation": "{id}"}),
+        ("/v1/files/", "/v1/batches", {"input_file_id": "{id}", **window}),
+        ("/v1/files/", "/v1/files?after={id}", {}),
+        ("/v1/batches/", "/v1/batches?after={id}", {}),
+    ]
+    asked = [(start, "POST" if body else "GET", path, body) for start, path, body in in_bodies]
+    for operation in OPERATIONS:
+        if "{id}" in operation.path:
+            body: dict[str, Any] = said if operation.path.endswith("/items") else {"metadata": {}}
+            start = operation.path.partition("{")[0]
+            path = operation.path.replace("{item_id}", "msg_1")
+            asked.append((start, operation.method, path, body if operation.body else {}))
+    async with http_of(stack, "bob-key") as http:
+        for start, method, path, body in asked:
+            # Of her ids the hex digits, in another order.
+            kind, mark, digits = hers[start].rpartition("_" if "_" in hers[start] else "-")
+            answers = []
+            for id in (hers[start], kind + mark + digits[::-1]):
+                sent = json.loads(json.dumps(body).replace("{id}", id)) or None
+                reply = await http.request(method, path.replace("{id}", id), json=sent)
+                told = reply.text.replace(id.removeprefix("resp_"), "ID").replace("resp_ID", "ID")
+                answers.append((reply.status_code, told))
+            assert answers[0] == answers[1], path
+            assert answers[0][0] in (400, 404, 503), path
+            assert "secret" not in answers[0][1]
 
 
 def details(error: "grpc.aio.AioRpcError") -> tuple[QuotaFailure, ErrorInfo]:
