@@ -12,7 +12,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
-from itertools import chain, compress
+from itertools import chain
 from operator import sub
 from typing import NamedTuple
 
@@ -293,13 +293,13 @@ class BlockPool:
         """Raise AssertionError when the books do not balance with the tables that hold blocks."""
         self.host.check()
         held = [0] * len(self._refs)
-        for block in chain.from_iterable(tables):
+        for block in (holders := [*chain.from_iterable(tables)]):
             held[block] += 1
         assert held == self._refs
         assert len(self._free) == held[: self.block_count].count(0)
-        assert not any(map(held.__getitem__, self._free))
+        assert self._free.keys().isdisjoint(holders)
         # As many as there are, and of each its own: no other.
-        assert sum(map(len, self._block_of)) == len(self._key_of)
+        assert sum(map(len, self._block_of)) == len(self._key_of) == self.cached.count(1)
         found = [self._block_of[group].get(key[0]) for group, key in self._key_of.values()]
         assert found == list(self._key_of)
-        assert list(compress(range(self.block_count), self.cached)) == sorted(self._key_of)
+        assert all(map(self.cached.__getitem__, self._key_of))

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 from typing import Any, Final
 
 import pytest
@@ -58,6 +59,8 @@ BODIES: Final[dict[str, type[BaseModel]]] = {
     "TokenizeBody": TokenizeBody,
     "DetokenizeBody": DetokenizeBody,
 }
+# How many bodies are drawn of each: of few fields few are enough.
+EXAMPLES: Final = {"ChatBody": 200, "CompletionBody": 200, "TokenizeBody": 80, "DetokenizeBody": 40}
 # With which what is left of a body is right, if there is nothing else wrong with it.
 GOOD: Final[dict[str, dict[str, Any]]] = {
     "ChatBody": {"messages": [{"role": "user", "content": "x"}]},
@@ -170,7 +173,13 @@ def worded(name: str, body: dict[str, Any], error: KaitenError) -> bool:
 
 def likely(schema: Schema) -> st.SearchStrategy[Any]:
     """Values that the schema allows, its edges among them; now and then one beyond an edge."""
-    schema = resolved(DOCUMENT, schema)
+    return _likely(json.dumps(schema))
+
+
+# A strategy is dearer to make than to draw from.
+@cache
+def _likely(text: str) -> st.SearchStrategy[Any]:
+    schema = resolved(DOCUMENT, json.loads(text))
     if "anyOf" in schema:
         return st.one_of(*map(likely, schema["anyOf"]))
     if "enum" in schema or "const" in schema:
@@ -180,11 +189,11 @@ def likely(schema: Schema) -> st.SearchStrategy[Any]:
             return numbers(schema)
         case "string":
             size = sizes(schema.get("minLength", 0), min(schema.get("maxLength", 8), 80))
-            return size.flatmap(lambda n: st.text("aé寿", min_size=n, max_size=n))
+            return size.flatmap(cache(lambda n: st.text("aé寿", min_size=n, max_size=n)))
         case "array":
             size = sizes(schema.get("minItems", 0), min(schema.get("maxItems", 2), 14))
             inner = likely(schema.get("items", {}))
-            return size.flatmap(lambda n: st.lists(inner, min_size=n, max_size=n))
+            return size.flatmap(cache(lambda n: st.lists(inner, min_size=n, max_size=n)))
         case "object":
             return objects(schema)
         case "boolean":
@@ -278,7 +287,7 @@ def check_naming(name: str, body: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", BODIES)
 def test_the_validator_takes_exactly_what_the_document_allows(name: str) -> None:
-    @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=EXAMPLES[name], deadline=None, suppress_health_check=list(HealthCheck))
     @given(bodies(name))
     def agree(body: dict[str, Any]) -> None:
         error = judge(name, body)
@@ -301,7 +310,7 @@ def test_the_bodies_are_some_right_and_some_wrong(name: str) -> None:
 
     # The same ones each time: a share of free draws is below any bound some day.
     @settings(
-        max_examples=100,
+        max_examples=50,
         derandomize=True,
         database=None,
         deadline=None,
@@ -312,7 +321,7 @@ def test_the_bodies_are_some_right_and_some_wrong(name: str) -> None:
         allowed.append(is_valid(DOCUMENT, SCHEMAS[name], body))
 
     look()
-    assert 10 <= sum(allowed) <= 90
+    assert 5 <= sum(allowed) <= 45
 
 
 def edges(schema: Schema) -> Iterator[Any]:

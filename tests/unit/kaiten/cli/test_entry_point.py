@@ -39,7 +39,6 @@ def test_an_output_that_cannot_be_written_is_told_in_a_sentence(
         ("archive cat FOLDER", ">&- <&-", 0, ""),
         ("archive cat FOLDER", "| true", 0, ""),
         ("gateway --help", *FULL),
-        ("gateway --help", ">&- <&-", 0, ""),
     ],
 )
 def test_so_it_is_of_a_part_and_of_its_tools(
