@@ -27,8 +27,8 @@ def total_memory_bytes(cgroups: Path = CGROUPS) -> int:
 
 
 def core_count(cgroups: Path = CGROUPS) -> int:
-    """Cores that this process has whole: threads that wait for each other at every operator are not
-    one more, for all stand still when the container's share of a tenth of a second is used up.
+    """Cores that this process has whole. Compute threads wait for each other at every operator: of
+    more than the container's share of time is enough for, all stand still once it is used up.
     """
     return max(1, int(min(len(os.sched_getaffinity(0)), _cpu_quota(cgroups))))
 
