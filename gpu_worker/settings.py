@@ -108,7 +108,7 @@ class WorkerSettings(PartSettings):
         default=None,
         ge=1,
         le=1024,
-        description="compute threads; default: one per core, of a container's share",
+        description="compute threads; default: as many as whole cores, also of a container",
     )
     native: Literal[
         "auto",
