@@ -1,6 +1,7 @@
 """The HTTP door: every route (`openai.routes`), behind the gate."""
 
 import re
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
@@ -100,9 +101,10 @@ def create_api(
     operators: Operators,
     config: GatewaySettings,
     metrics: Metrics,
+    share: Callable[[int], int],
 ) -> Api:
-    """What the handlers of every route work with."""
-    return Api(service, link, operators, config, metrics, OPERATIONS)
+    """What the handlers of every route work with. `share`: a keyring's."""
+    return Api(service, link, operators, config, metrics, OPERATIONS, share)
 
 
 def create_app(api: Api, keyring: Keyring) -> ASGIApp:

@@ -25,7 +25,8 @@ from gateway.observe.request_log import RequestLog
 from gateway.observe.tracing import Tracing
 from gateway.openai.batches.driver import BatchDriver
 from gateway.openai.conversations.keeper import ConversationKeeper
-from gateway.requests.door import Door, half
+from gateway.openai.operation import Api
+from gateway.requests.door import Door
 from gateway.requests.generation_service import GenerationService
 from gateway.requests.prompts import Prompter
 from gateway.requests.validation import Limits
@@ -100,11 +101,11 @@ class GatewayService:
             request_log=RequestLog(is_on=config.log_requests),
             grammars=self._grammars,
             explainer=Explainer(self.link, SystemClock(), self._peers),
-            door=Door(self._readiness, config.streams_max, has_keys=self._keys_file is not None),
+            door=Door(self._readiness, config.streams_max, self._keyring.share),
             timeout_s=config.request_timeout_s or None,
         )
         self._operators = Operators(self.link, SystemClock(), self._peers)
-        api = create_api(self.generation_service, self.link, self._operators, config, self._metrics)
+        api = self._api()
         self._batches = BatchDriver(api, self._keyring)
         self._conversations = ConversationKeeper(api, self._keyring)
         api.on_batch = self._batches.kick
@@ -123,6 +124,16 @@ class GatewayService:
         self._releasing: asyncio.Task[None] | None = None
         self.grpc_port = 0
         self.http_port = 0
+
+    def _api(self) -> Api:
+        return create_api(
+            self.generation_service,
+            self.link,
+            self._operators,
+            self._config,
+            self._metrics,
+            self._keyring.share,
+        )
 
     async def start(self) -> Mapping[str, object]:
         """Bind both ports and begin to answer; whether requests can be served, readiness tells."""
@@ -247,23 +258,11 @@ def _ledger_limits(config: GatewaySettings) -> LedgerLimits:
         requests_max=config.requests_max,
         prompt_tokens_max=config.prompt_tokens_max,
         results_bytes_max=config.results_mb << 20,
-        tenant_bounds=_tenant_bounds(config),
         files_bytes_max=config.files_mb << 20,
         files_ttl_s=round(config.files_hours * 3600),
         allow_everysec=config.allow_everysec,
         replicas_min=config.store_replicas_min,
         replicas_ack=config.store_replicas_ack,
-    )
-
-
-def _tenant_bounds(config: GatewaySettings) -> TenantBounds:
-    """Without keys there is one tenant; with them none shuts out the others."""
-    if config.api_keys_file is None:
-        return TenantBounds(results_bytes_max=config.results_mb << 20)
-    return TenantBounds(
-        requests_max=half(config.requests_max),
-        prompt_tokens_max=half(config.prompt_tokens_max),
-        results_bytes_max=config.results_mb << 19,
     )
 
 
@@ -297,7 +296,12 @@ def _keys_file(config: GatewaySettings) -> KeysFile | None:
     if config.api_keys_file is None:
         log.warning("keys.none", tenant=tenants.DEFAULT.name, fix="--api-keys-file FILE")
         return None
-    return KeysFile(config.api_keys_file)
+    of_cell = TenantBounds(
+        requests_max=config.requests_max,
+        prompt_tokens_max=config.prompt_tokens_max,
+        results_bytes_max=config.results_mb << 20,
+    )
+    return KeysFile(config.api_keys_file, of_cell)
 
 
 def _keyring(config: GatewaySettings) -> Keyring:

@@ -14,7 +14,7 @@ import hashlib
 import re
 import tomllib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Final, Literal, TypeAlias
 
@@ -61,7 +61,8 @@ class WrongKey(Unauthenticated):
 
 class Keyring:
     """Every key's digest and tenant. Without keys everybody is `DEFAULT`, and an operator where
-    only this machine can call (`is_local`).
+    only this machine can call (`is_local`). A tenant's bounds are its own and, in what they leave
+    out, its share of those `of_cell`.
     """
 
     def __init__(
@@ -69,12 +70,17 @@ class Keyring:
         keys: Sequence[tuple[bytes, Tenant]] | None = None,
         tenants: Iterable[Tenant] = (),
         *,
+        of_cell: TenantBounds = NO_BOUNDS,
         is_local: bool = False,
     ) -> None:
-        self._keys = None if keys is None else dict(keys)
-        self._tenants = {each.name: each for each in tenants}
+        self._keys: dict[bytes, Tenant] | None = None
+        self._tenants: dict[str, Tenant] = {}
+        self._has_several = False
+        self._of_cell = of_cell
         self._is_local = is_local
         self.wrong_keys = WrongKeys()
+        if keys is not None:
+            self.replace(keys, tenants)
 
     def __repr__(self) -> str:
         return f"Keyring({'open' if self._keys is None else f'{len(self._keys)} keys'})"
@@ -85,8 +91,15 @@ class Keyring:
 
     def replace(self, keys: Sequence[tuple[bytes, Tenant]], tenants: Iterable[Tenant]) -> None:
         """From the next request on these are the keys, and what tenants may."""
-        self._keys = dict(keys)
-        self._tenants = {each.name: each for each in tenants}
+        given = {each.name: each for each in (*(tenant for _, tenant in keys), *tenants)}
+        self._has_several = len(given) > 1
+        self._tenants = {name: self._bounded(each) for name, each in given.items()}
+        self._keys = {key: self._bounded(tenant) for key, tenant in keys}
+
+    def share(self, count: int) -> int:
+        """Of what all share one tenant has at most this: all of it as long as there is no other,
+        whom it would shut out."""
+        return max(1, count // 2) if self._has_several else count
 
     async def admit(self, authorization: str, peer: str) -> Tenant:
         """As `tenant_of`, for the doors: the refusal of a wrong key is counted, and late."""
@@ -115,10 +128,20 @@ class Keyring:
         return found
 
     def named(self, name: str) -> Tenant:
-        """A tenant by its name, also if all its keys are gone: for work that outlives them. It has
-        no bounds if its entry is gone, too.
+        """A tenant by its name, also if all its keys are gone: for work that outlives them. It is
+        one that sets nothing if its entry is gone, too.
         """
-        return self._tenants.get(name) or Tenant(name=name)
+        return self._tenants.get(name) or self._bounded(Tenant(name=name))
+
+    def _bounded(self, tenant: Tenant) -> Tenant:
+        if not self._has_several:
+            return tenant
+        own, all_ = asdict(tenant.bounds), asdict(self._of_cell)
+        bounds = {
+            rule: self.share(most) if own[rule] is None and most is not None else own[rule]
+            for rule, most in all_.items()
+        }
+        return replace(tenant, bounds=TenantBounds(**bounds))
 
     def check_operator(self, authorization: str) -> None:
         """Forbidden says what an operator would need."""
@@ -169,14 +192,14 @@ class _KeysFile(BaseModel):
 class KeysFile:
     """A keyring that says what its file says. ConfigError when that is wrong at the start."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, of_cell: TenantBounds = NO_BOUNDS) -> None:
         self._path = path
         self._content = _read(path)
         self._problem = ""
         keys, tenants = _parse(path, self._content)
         if not keys:
             raise _no_key(path)
-        self.keyring = Keyring(keys, tenants)
+        self.keyring = Keyring(keys, tenants, of_cell=of_cell)
 
     async def follow(self, clock: Clock) -> None:
         """Look at the file for as long as the gateway lives."""

@@ -79,7 +79,6 @@ class Submissions:
         nobody else has, for `cancel`.
         """
         limits = self._store.limits
-        bounds = self._complete(bounds)
         prompt_tokens = len(record.prompt_token_ids)
         tokens_max = _least(limits.prompt_tokens_max, bounds.prompt_tokens_max)
         self._check_choices(record.n, bounds)
@@ -109,7 +108,7 @@ class Submissions:
                 _least(UNBOUNDED, bounds.prompt_tokens_max),
                 limits.results_bytes_max,
                 note,
-                str(bounds.results_bytes_max),
+                _least(UNBOUNDED, bounds.results_bytes_max),
                 waiter,
             ),
         )
@@ -123,16 +122,6 @@ class Submissions:
             sequence_id=int(rest[0]),
             journal_seq=int(rest[1]),
             is_new=verdict == b"NEW",
-        )
-
-    def _complete(self, bounds: TenantBounds) -> TenantBounds:
-        """What they say nothing of is as for all tenants; results are always bounded."""
-        limits, theirs = self._store.limits, self._store.limits.tenant_bounds
-        results = _first(bounds.results_bytes_max, theirs.results_bytes_max)
-        return TenantBounds(
-            requests_max=_first(bounds.requests_max, theirs.requests_max),
-            prompt_tokens_max=_first(bounds.prompt_tokens_max, theirs.prompt_tokens_max),
-            results_bytes_max=_first(results, limits.results_bytes_max),
         )
 
     def _check_choices(self, choices: int, bounds: TenantBounds) -> None:
@@ -150,7 +139,7 @@ class Submissions:
 
         Passing promises nothing; only submit decides.
         """
-        limits, bounds = self._store.limits, self._complete(bounds)
+        limits = self._store.limits
         self._check_choices(choices, bounds)
         theirs, all_ = await self.load(tenant), await self.load()
         requests_max, tokens_max = limits.requests_max, limits.prompt_tokens_max
@@ -425,10 +414,6 @@ def _overloaded(verdict: bytes, bound: int, live: int, tenant: str) -> Overloade
         rule=rule,
         tenant=tenant,
     )
-
-
-def _first(bound: int | None, other: int | None) -> int | None:
-    return other if bound is None else bound
 
 
 def _least(limit: int, bound: int | None) -> int:

@@ -47,9 +47,7 @@ def _require(is_met: bool, rule: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantBounds:
-    """What one tenant may have live. None: as `LedgerLimits` has it, and in those as much as the
-    cell has room for.
-    """
+    """What one tenant may have. None: as much as the cell has room for."""
 
     requests_max: int | None = None
     prompt_tokens_max: int | None = None
@@ -70,8 +68,6 @@ class LedgerLimits:
     # Of results that are kept for so long, and for less when more than half of it is taken; with
     # more, nothing new is accepted.
     results_bytes_max: int = 512 << 20
-    # Of one tenant, as far as its own bounds say nothing else.
-    tenant_bounds: TenantBounds = TenantBounds(results_bytes_max=512 << 20)
     # Of the files of one tenant, and how long each is kept: a day to compute, a day to fetch.
     files_bytes_max: int = 256 << 20
     files_ttl_s: int = 48 * 3600

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,22 +22,20 @@ REST_BODIES: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BodyLimits:
-    """`bytes_max` and `values_max` of one body; `reading_bytes_max` of all that are coming in, and
-    of them those of one tenant.
-    """
+    """`bytes_max` and `values_max` of one body; `reading_bytes_max` of all that are coming in."""
 
     bytes_max: int
     values_max: int
     read_s_max: float
     reading_bytes_max: int
-    tenant_reading_bytes_max: int
 
 
 class Bodies:
-    """Reads them. One per gateway."""
+    """Reads them. One per gateway. `share`: a keyring's."""
 
-    def __init__(self, limits: BodyLimits) -> None:
+    def __init__(self, limits: BodyLimits, share: Callable[[int], int]) -> None:
         self._limits = limits
+        self._share = share
         self._reading_bytes = 0
         self._of_tenant = Counter[str]()
         self._turn = asyncio.Lock()
@@ -95,7 +94,8 @@ class Bodies:
                 subject="gateway",
                 rule="bodies_bytes_max",
             )
-        limit = self._limits.tenant_reading_bytes_max
+        # One that is as large as may be fits all the same.
+        limit = max(self._limits.bytes_max, self._share(limit))
         if (live := self._of_tenant[tenant]) + more > limit:
             raise Overloaded(
                 f"too many bytes of bodies of tenant {tenant} are coming in",

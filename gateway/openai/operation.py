@@ -18,7 +18,6 @@ from gateway.http.exchange import HttpExchange, answer, now_s, telling
 from gateway.http.json_body import JsonBody
 from gateway.openai.logprobs import LogprobFormatter
 from gateway.openai.request_body import BodyParser, RequestBody
-from gateway.requests.door import half
 from gateway.requests.generation_service import GenerationService
 from gateway.requests.validation import Limits
 from gateway.settings import GatewaySettings
@@ -42,6 +41,7 @@ class Api:
         config: GatewaySettings,
         metrics: Metrics,
         operations: Sequence["Operation"],
+        share: Callable[[int], int],
     ) -> None:
         self.operations = operations
         self.generation_service = service
@@ -59,21 +59,14 @@ class Api:
                 values_max=config.body_values_max,
                 read_s_max=config.body_s_max,
                 reading_bytes_max=config.bodies_bytes_max,
-                tenant_reading_bytes_max=_of_one_tenant(config),
-            )
+            ),
+            share,
         )
         self.parser = BodyParser(refuses_unknown=config.unknown_fields == "refuse")
         self.formatter = LogprobFormatter(service.card.pieces)
         self.started_s = now_s()
         # The OpenAPI document, and what it was made for.
         self.document: tuple[Limits, bytes] | None = None
-
-
-def _of_one_tenant(config: GatewaySettings) -> int:
-    """Of bodies that are coming in. One that is as large as may be fits all the same."""
-    if config.api_keys_file is None:
-        return config.bodies_bytes_max
-    return max(config.body_bytes_max, half(config.bodies_bytes_max))
 
 
 @dataclass(frozen=True, slots=True)

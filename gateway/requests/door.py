@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from gateway.cell.readiness import Readiness
@@ -10,20 +10,14 @@ from gateway.requests.stream import Generation
 from service_kit.errors import Overloaded, Unavailable
 
 
-def half(count: int) -> int:
-    """Of what tenants share: one alone has no more, and shuts out nobody."""
-    return max(1, count // 2)
-
-
 class Door:
-    """One per gateway. Everything that is followed here is in `active`."""
+    """One per gateway. Everything that is followed here is in `active`. `share`: a keyring's."""
 
-    def __init__(self, readiness: Readiness, streams_max: int, *, has_keys: bool) -> None:
+    def __init__(self, readiness: Readiness, streams_max: int, share: Callable[[int], int]) -> None:
         self.active: dict[Generation, None] = {}
         self._readiness = readiness
         self._streams_max = streams_max
-        # Without keys there is one tenant.
-        self._tenant_streams_max = half(streams_max) if has_keys else streams_max
+        self._share = share
         self._opening = 0
         # What is opened and followed, by tenant.
         self._of = Counter[str]()
@@ -42,11 +36,11 @@ class Door:
             raise Overloaded(
                 "too many streams", 1.0, limit, live=live, subject="gateway", rule="streams_max"
             )
-        if (theirs := self._of[tenant]) >= self._tenant_streams_max:
+        if (theirs := self._of[tenant]) >= (limit := self._share(self._streams_max)):
             raise Overloaded(
                 f"too many streams of tenant {tenant}",
                 1.0,
-                self._tenant_streams_max,
+                limit,
                 live=theirs,
                 subject="tenant",
                 rule="streams_max",

@@ -281,23 +281,22 @@ async def test_a_tenant_over_its_bound_is_refused_and_others_are_not(stack: Stac
     assert (await stack.ledger.load("alice")).choices == 0
 
 
-async def test_who_says_no_bound_has_half_of_what_all_share(
+async def test_who_says_no_bound_has_half_of_what_it_shares_with_others(
     tmp_path: Path, redis_url: str, cell: str
 ) -> None:
-    """Whoever asks for more is refused; others are not."""
+    """And all of it while there is nobody else; whoever asks for more is refused."""
     keys = tmp_path / "keys.toml"
-    keys.write_text(
-        "".join(
-            f'[[keys]]\ntenant = "{name}"\ndigest = "sha256:{digest}"\n'
-            for name in ("alice", "bob")
-            for digest in [hashlib.sha256(f"{name}-key".encode()).hexdigest()]
-        )
+    of_alice, of_bob = (
+        f'[[keys]]\ntenant = "{name}"\ndigest = "sha256:{digest}"\n'
+        for name in ("alice", "bob")
+        for digest in [hashlib.sha256(f"{name}-key".encode()).hexdigest()]
     )
+    keys.write_text(of_alice)
     bounds: dict[str, Any] = {
         "api_keys_file": keys,
         "requests_max": 4,
         "choices_max": 1,
-        "streams_max": 6,
+        "streams_max": 8,
     }
     async with running_stack(tmp_path / "model", redis_url, cell, **bounds) as stack:
         stub = stack.gateway.inference
@@ -306,21 +305,24 @@ async def test_who_says_no_bound_has_half_of_what_all_share(
             stub.Generate(
                 pb.GenerateRequest(text="x", request_id=f"r{i}"), metadata=ALICE, timeout=WAIT_S
             )
-            for i in range(2)
+            for i in range(3)
         ]
         for call in live:
             await anext(aiter(call))
+        keys.write_text(of_alice + of_bob)
+        keyring = stack.gateway.service._keyring
+        await until(lambda: repr(keyring) == "Keyring(2 keys)", "the new key")
         refused = stub.Generate(pb.GenerateRequest(text="x"), metadata=ALICE, timeout=WAIT_S)
-        with pytest.raises(grpc.aio.AioRpcError, match=r"alice \(live 2, requests_max 2\)"):
+        with pytest.raises(grpc.aio.AioRpcError, match=r"alice \(live 3, requests_max 2\)"):
             await all_of(refused)
         # Who comes back to a request makes no new one, but is followed.
         attached = pb.AttachRequest(request_id="r0")
         live.append(stub.Attach(attached, metadata=ALICE, timeout=WAIT_S))
-        await anext(aiter(live[2]))
-        with pytest.raises(grpc.aio.AioRpcError, match=r"alice \(live 3, streams_max 3\)"):
+        await anext(aiter(live[3]))
+        with pytest.raises(grpc.aio.AioRpcError, match=r"alice \(live 4, streams_max 4\)"):
             await all_of(stub.Attach(attached, metadata=ALICE, timeout=WAIT_S))
         live.append(stub.Generate(pb.GenerateRequest(text="x"), metadata=BOB, timeout=WAIT_S))
-        await anext(aiter(live[3]))
+        await anext(aiter(live[4]))
         for call in live:
             call.cancel()
 

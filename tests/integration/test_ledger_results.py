@@ -97,17 +97,15 @@ async def test_results_are_kept_for_less_where_room_becomes_scarce(
 async def test_stored_responses_are_kept_for_longer_and_leave_room_for_others(
     redis_url: str, cell: str
 ) -> None:
-    limits = LedgerLimits(
-        result_ttl_s=800, response_ttl_s=80_000, results_bytes_max=200_000,
-        tenant_bounds=TenantBounds(results_bytes_max=100_000),
-    )  # fmt: skip
+    limits = LedgerLimits(result_ttl_s=800, response_ttl_s=80_000, results_bytes_max=200_000)
+    share = TenantBounds(results_bytes_max=100_000)
     ledger = await Ledger.connect(redis_url, cell=cell, limits=limits)
     leader = await PlayLeader.elected(ledger)
     kept_s: list[int] = []
     async with Redis.from_url(redis_url) as client:
         while not kept_s or kept_s[-1] > 800:
             id = f"r{len(kept_s)}"
-            await run_one(ledger, leader, id, note=b"n")
+            await run_one(ledger, leader, id, note=b"n", bounds=share)
             kept_s.append(await client.ttl(ledger.keys.result(id)))
             assert await client.ttl(ledger.keys.request(id)) == pytest.approx(
                 kept_s[-1], abs=SLOW_S
@@ -133,12 +131,13 @@ async def test_stored_responses_are_kept_for_longer_and_leave_room_for_others(
 
 async def test_one_tenant_that_keeps_much_shuts_out_nobody_else(redis_url: str, cell: str) -> None:
     """Its own are kept for less, then it is refused; others have all their time."""
-    limits = LedgerLimits(result_ttl_s=800, tenant_bounds=TenantBounds(results_bytes_max=20_000))
+    share = TenantBounds(results_bytes_max=20_000)
+    limits = LedgerLimits(result_ttl_s=800)
     ledger = await Ledger.connect(redis_url, cell=cell, limits=limits)
     leader = await PlayLeader.elected(ledger)
     kept_s: list[int] = []
 
-    async def fill(tenant: str, bounds: TenantBounds | None) -> None:
+    async def fill(tenant: str, bounds: TenantBounds = share) -> None:
         for index in range(1000):
             id = f"{tenant}:{index}"
             await run_one(ledger, leader, id, tenant=tenant, bounds=bounds)
@@ -149,7 +148,7 @@ async def test_one_tenant_that_keeps_much_shuts_out_nobody_else(redis_url: str, 
             r"of results \(results_mb\) are kept of tenant acme \(live \d+, results_bytes_max 20000"
         )
         with pytest.raises(Overloaded, match=says) as caught:
-            await fill("acme", None)
+            await fill("acme")
         assert (caught.value.subject, caught.value.tenant) == ("tenant", "acme")
         assert caught.value.live == await counted(client, ledger, "acme")
         assert min(kept_s[: len(kept_s) // 2 - 1]) >= 800 - SLOW_S

@@ -7,6 +7,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway.tenants import DEFAULT, NO_BOUNDS, Keyring, KeysFile, Tenant, WrongKey, digest
+from ledger import TenantBounds
 from service_kit.errors import ConfigError, Forbidden, Unauthenticated
 
 
@@ -126,6 +127,23 @@ async def test_work_that_outlives_keys_has_the_bounds_of_its_tenant(tmp_path: Pa
     written(tmp_path, others)
     await file.look()
     assert file.keyring.named("a") == Tenant(name="a")
+
+
+async def test_there_is_a_share_once_there_are_several(tmp_path: Path) -> None:
+    """Of what an entry leaves out; those who have no key any more count, as their work may."""
+    of_cell = TenantBounds(requests_max=8, prompt_tokens_max=9, results_bytes_max=1)
+    alone = f'[tenants.a]\nkeys = ["{sha("one")}", "{sha("two")}"]\nrequests_max = 7\n'
+    file = KeysFile(written(tmp_path, alone), of_cell)
+    ring = file.keyring
+    whole = TenantBounds(requests_max=7)
+    assert ring.tenant_of("Bearer one").bounds == ring.named("a").bounds == whole
+    assert ring.share(5) == 5
+    written(tmp_path, f"{alone}[tenants.b]")
+    await file.look()
+    shared = TenantBounds(requests_max=7, prompt_tokens_max=4, results_bytes_max=1)
+    assert ring.tenant_of("Bearer two").bounds == ring.named("a").bounds == shared
+    assert ring.named("gone").bounds.requests_max == 4
+    assert (ring.share(5), Keyring().share(5)) == (2, 5)
 
 
 async def test_a_changed_file_counts_from_the_next_request_on(tmp_path: Path) -> None:

@@ -18,12 +18,12 @@ async def test_bodies_of_one_tenant_leave_room_for_those_of_others() -> None:
     """It sends two of three that fit, and no end of them."""
     bodies = Bodies(
         BodyLimits(
-            bytes_max=4 * FREE_BYTES,
+            bytes_max=3 * FREE_BYTES,
             values_max=100,
             read_s_max=60.0,
             reading_bytes_max=4 * FREE_BYTES,
-            tenant_reading_bytes_max=3 * FREE_BYTES,
-        )
+        ),
+        lambda of_all: of_all // 2,
     )
     end = asyncio.Event()
 

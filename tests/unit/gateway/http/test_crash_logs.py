@@ -57,8 +57,8 @@ BODIES = Bodies(
         values_max=100,
         read_s_max=60.0,
         reading_bytes_max=1 << 20,
-        tenant_reading_bytes_max=1 << 20,
-    )
+    ),
+    Keyring().share,
 )
 
 
