@@ -78,8 +78,10 @@ def cell() -> str:
 @pytest.fixture(scope="session")
 def whole_stack(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[WholeStack]":
     """One real stack for everybody who only talks to it: never kill a part of it."""
+    from tests.support.processes import HELD_WORKER
     from tests.support.whole_stack import WholeStack
 
-    with WholeStack(tmp_path_factory.mktemp("whole-stack")) as stack:
+    folder = tmp_path_factory.mktemp("whole-stack")
+    with WholeStack(folder, worker_module=HELD_WORKER) as stack:
         yield stack
         stack.check()

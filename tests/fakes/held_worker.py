@@ -3,13 +3,12 @@
     python -m tests.fakes.held_worker --model FOLDER --lock FILE --held-from 40
 
 A step that samples output position 40 or a later one waits while another process has an exclusive
-`flock` of the file (`held`). That takes no processor time, and answers nobody.
+`flock` of the file (`tests.support.held_steps`). That takes no processor time, and answers nobody.
 """
 
 import fcntl
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,19 +16,12 @@ from pydantic import Field
 
 from gpu_worker.batch.step_types import BlockPairs, ModelRunner, StepInputs, StepSamples
 from gpu_worker.runner.eager_runner import EagerRunner
+from gpu_worker.service import runtime
 from gpu_worker.service.loading import Loaded, load
 from gpu_worker.service.process import WorkerProcess
 from gpu_worker.settings import WorkerSettings
 from service_kit import lifecycle, logs
 from service_kit.settings import load as load_settings
-
-
-@contextmanager
-def held(lock: Path) -> Iterator[None]:
-    """Workers that were told of this file are held in the block, however long that takes."""
-    with lock.open("a") as ours:
-        fcntl.flock(ours, fcntl.LOCK_EX)
-        yield
 
 
 class HeldSettings(WorkerSettings):
@@ -74,6 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     def build() -> WorkerProcess:
         settings = load_settings(HeldSettings, "worker", argv)
         logs.configure("worker", settings.log_level)
+        runtime.prepare()
+        runtime.take_short_turns()
         return WorkerProcess(settings, load_held)
 
     return lifecycle.launch(build)

@@ -9,10 +9,10 @@ from typing import Any
 from openai import AsyncOpenAI, OpenAIError
 
 from kaiten.mini import CHECKPOINT
-from tests.fakes.held_worker import held
 from tests.support.answers import WAIT_S, until
 from tests.support.cluster import Cluster
 from tests.support.doors import add_door, is_ready
+from tests.support.held_steps import held
 from tests.support.processes import HELD_WORKER, ServiceProcess
 from tests.support.store_server import StoreServer
 

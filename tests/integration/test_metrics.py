@@ -13,6 +13,7 @@ import pytest
 from kaiten.v1 import inference_service_pb2 as pb
 from kaiten.v1.common_pb2 import SamplingParams
 from kaiten.v1.inference_service_pb2_grpc import InferenceServiceStub
+from tests.support.processes import HELD_WORKER
 from tests.support.whole_stack import WAIT_S, WholeStack, wait_until
 
 pytest.importorskip("opentelemetry.exporter.prometheus", reason="kaiten[metrics] is not installed")
@@ -27,7 +28,7 @@ class Cell(WholeStack):
     """With a page at every process."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
+        super().__init__(folder, worker_module=HELD_WORKER)
         self.door.process.argv.append("--metrics-tenants")
         self.pages = dict[str, str]()
         for process in (self.scheduler, self.worker):

@@ -17,8 +17,8 @@ from kaiten.local.model_source import resolve
 from kaiten.local.part_options import WorkerOptions
 from kaiten.local.stack import ServeOptions, Stack, planned_stack
 from kaiten.local.supervisor import Supervisor
-from tests.fakes.held_worker import held
 from tests.support.answers import until
+from tests.support.held_steps import held
 from tests.support.served import WAIT_S
 
 HELD_FROM, TOKENS, STREAMS = 20, 40, 4

@@ -6,7 +6,6 @@ the log, nothing live, every block free, and the golden request answered as on t
 """
 
 import asyncio
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,7 +26,8 @@ from kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
 from ledger import Ledger
 from tests.support.answers import POLL_S_MAX, REST_OF_WAIT
 from tests.support.cluster import SCHEDULER_FLAGS, Flags, argv_of
-from tests.support.processes import GATEWAY, SCHEDULER, WORKER, ServiceProcess
+from tests.support.held_steps import held
+from tests.support.processes import GATEWAY, HELD_WORKER, SCHEDULER, WORKER, ServiceProcess
 from tests.support.store_server import StoreServer, store_folder
 
 MODEL = "mini"
@@ -113,6 +113,9 @@ class WholeStack:
         }
         self.scheduler = self._process("scheduler", SCHEDULER, flags)
         flags = {"scheduler": scheduler.address, "grpc_port": worker.number, **WORKER_FLAGS}
+        self._lock = folder / "held"
+        if worker_module == HELD_WORKER:
+            flags |= {"lock": self._lock, "held_from": 0}
         self.worker = self._process("worker", worker_module, {**flags, **(worker_flags or {})})
         self.doors: list[Door] = []
         self.door = self.add_gateway(**(gateway_flags or {}))
@@ -125,6 +128,8 @@ class WholeStack:
             "redis_url": self.store.url,
             "model": CHECKPOINT,
             "served_model_name": MODEL,
+            # Of steps that are held.
+            "stalled_ms_max": 60_000,
             "grpc_port": grpc_port.number,
             "http_port": http_port.number,
             **flags,
@@ -186,15 +191,12 @@ class WholeStack:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """No answer comes to its end before that of the block, however slow its steps are.
-
-        Of a worker that is silent for seconds the scheduler hears no more until it goes on.
+        """No step ends in the block, of a `HELD_WORKER`; it is there all the same, and requests are
+        taken in. One that is silent would be gone for everybody in four seconds.
         """
-        self.worker.send(signal.SIGSTOP)
-        try:
+        assert self.worker.module == HELD_WORKER
+        with held(self._lock):
             yield
-        finally:
-            self.worker.send(signal.SIGCONT)
 
     # Looking
 
