@@ -62,7 +62,7 @@ async def test_the_document_has_the_routes_of_the_app_and_no_others(
     try:
         served = {
             (route.path.replace(":path}", "}"), method.lower())
-            for route in routes_of(create_api(*parts, config, metrics))
+            for route in routes_of(create_api(*parts, config, metrics, share=int))
             for method in route.methods or ()
             if method != "HEAD"
         }
