@@ -1,10 +1,11 @@
 """`kaiten watch`: the live core of a cell, at a terminal."""
 
 import math
+import shutil
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import cycle
+from itertools import accumulate, cycle
 from typing import Any, Final
 
 import grpc
@@ -50,7 +51,10 @@ def watch(
                 text = MessageToJson(response, indent=None, preserving_proto_field_name=True)
             else:
                 core.take(response)
-                text = before + "\n".join(lines_of(core, with_blocks=with_blocks))
+                lines = [*lines_of(core, with_blocks=with_blocks)]
+                if before:
+                    lines = fitting(lines, *shutil.get_terminal_size())
+                text = before + "\n".join(lines)
             sys.stdout.write(text + "\n")
             sys.stdout.flush()
             if once:
@@ -113,6 +117,18 @@ class Watching:
             if self._is_closed:
                 self._call.cancel()
             yield from self._call
+
+
+def fitting(lines: Sequence[str], columns: int, rows: int) -> list[str]:
+    """As many as a screen has room for, and how many it has not: a long queue would push the cell
+    and its workers out of sight, which come first.
+    """
+    ends = [*accumulate(-(-len(line) // columns) for line in lines)]
+    # The cursor stands below the last one.
+    if ends[-1] < rows:
+        return [*lines]
+    shown = sum(end < rows - 1 for end in ends)
+    return [*lines[:shown], f"and {len(lines) - shown} more lines"]
 
 
 def lines_of(core: LiveCore, *, with_blocks: bool = False) -> Iterator[str]:

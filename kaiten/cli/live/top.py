@@ -5,6 +5,7 @@ import math
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import deepcopy
 from functools import partial
 from itertools import islice
 from typing import ClassVar, Final
@@ -70,7 +71,7 @@ class Top(App[None]):
     CSS = """
     #headline { height: auto; text-style: bold; }
     DataTable { height: auto; max-height: 40%; }
-    #running { height: 1fr; }
+    #running { height: 1fr; min-height: 3; }
     #blocks { height: auto; max-height: 40%; overflow-y: auto; display: none; }
     """
     TITLE = "kaiten top"
@@ -92,7 +93,8 @@ class Top(App[None]):
         # Why nothing is told any more; that ends it.
         self.error: ApiError | None = None
         self._told, self._leave, self._silent_s = told, leave, silent_s
-        self._core = LiveCore()
+        # As it is, and as it is shown: held, it stays as it was then.
+        self._core = self._seen = LiveCore()
         self._newest: WatchResponse | None = None
         self._rates, self._line = NO_RATES, NOT_YET
         self._headline = Static(NOT_YET, id="headline", markup=False)
@@ -135,15 +137,17 @@ class Top(App[None]):
 
     def take(self, response: WatchResponse) -> None:
         """One more response; while held, what it says is kept and not shown."""
-        self._rates = rates(self._newest, response)
+        rate = rates(self._newest, response)
         self._core.take(response)
         self._newest, self._heard_s = response, time.monotonic()
         if not self._is_held:
+            self._rates = rate
             self._show()
 
     def action_hold(self) -> None:
         """Stand still, or go on."""
         self._is_held = not self._is_held
+        self._seen = deepcopy(self._core) if self._is_held else self._core
         self.sub_title = "held" if self._is_held else ""
         self._show()
 
@@ -158,8 +162,8 @@ class Top(App[None]):
         self.query_one(f"#{name}").focus()
 
     def _show(self) -> None:
-        core, shown = self._core, list(choices(self._core))
-        if self._newest is not None:
+        core, shown = self._seen, list(choices(self._seen))
+        if core.epoch:
             self._line = headline(core, self._rates)
         self._say()
         self._fill("workers", worker_rows(core))

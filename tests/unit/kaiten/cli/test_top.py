@@ -329,6 +329,23 @@ async def test_top_follows_what_is_told_and_keys_move_about() -> None:
         await shows(pilot, screen, "0 waiting")
 
 
+async def test_what_is_held_stays_whatever_is_shown_of_it() -> None:
+    cell, screen = crowded(), Screen()
+    tables = ("workers", "running", "queue")
+    async with screen.app.run_test(size=(140, 50)) as pilot:
+        screen.told.put(cell.tell())
+        await shows(pilot, screen, "2 waiting")
+        await pilot.press("space", "b")
+        held = [screen.text("headline"), screen.text("blocks"), *map(screen.rows, tables)]
+        cell.cancel(1)
+        cell.turns(3)
+        screen.app.take(cell.tell())
+        await pilot.press("b", "b")
+        assert held == [screen.text("headline"), screen.text("blocks"), *map(screen.rows, tables)]
+        await pilot.press("space")
+        assert "1 waiting" in screen.text("headline")
+
+
 @pytest.mark.parametrize("key", ["q", "ctrl+c"])
 async def test_top_ends_though_nothing_is_told(key: str) -> None:
     """Its thread waits for the next response: of a server that hangs, none comes."""

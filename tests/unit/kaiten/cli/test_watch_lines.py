@@ -3,7 +3,7 @@
 import pytest
 
 from kaiten.cli.live.cell_view import choices
-from kaiten.cli.watch import lines_of
+from kaiten.cli.watch import fitting, lines_of
 from kaiten.client.live_core import LiveCore
 from kaiten.v1.common_pb2 import WhyPassedOver
 from kaiten.v1.ledger_pb2 import ConfiguredInput
@@ -119,3 +119,12 @@ def test_a_state_that_only_newer_services_know_is_told_by_its_number() -> None:
     core.sequences[3].place.state = later  # type: ignore[assignment]
     assert any("state 9  acme:3/0" in line for line in lines_of(core))
     assert "state 9" in [each.state for each in choices(core)]
+
+
+def test_a_long_queue_does_not_push_the_workers_out_of_sight() -> None:
+    lines = ["cell", "worker", "12345678", "waits", "waits"]
+    assert fitting(lines, 8, 6) == lines
+    assert fitting(lines, 4, 6) == ["cell", "worker", "and 3 more lines"], (
+        "lines that wrap are more"
+    )
+    assert fitting(lines, 8, 5) == ["cell", "worker", "12345678", "and 2 more lines"]
