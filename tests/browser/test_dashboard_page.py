@@ -348,6 +348,32 @@ async def test_by_keyboard_alone(page: Tab, stack: WholeStack) -> None:
         await page.until(f"view.head > {stands} + 5")
 
 
+async def test_a_key_does_not_lose_who_pressed_it(page: Tab, stack: WholeStack) -> None:
+    """By a button that has to wait, a row that was made anew, and a cell of another worker."""
+    focus = "document.activeElement.id"
+    with Crowd(stack):
+        await until_full(page)
+        await page.look("document.getElementById('older').focus()")
+        await page.press("Enter")
+        await page.until(f"{STATE} === 'from the archive'")
+        assert await page.look(focus) == "older"
+        await page.look("document.getElementById('pause').click()")
+        await until_full(page)
+        await page.look("[...document.querySelectorAll('#queue [data-sequence]')].at(-1).focus()")
+        chosen = await page.look("document.activeElement.dataset.sequence")
+        await page.press("Enter")
+        assert await page.look(focus) == "drawer-title"
+        await page.until("!drawer.opener.isConnected")
+        await page.press("Escape")
+        assert await page.look("document.activeElement.dataset.sequence") == chosen
+        await page.look("document.getElementById('ribbon').focus()")
+        await page.press("ArrowLeft")
+        assert await page.look("ribbon.cursor !== null")
+        await page.look("chooseWorker('another')")
+        assert await page.look("ribbon.cursor") is None
+        await page.look("document.getElementById('pause').click()")
+
+
 async def test_a_click_that_takes_its_time_is_one(page: Tab, stack: WholeStack) -> None:
     """Rows are not made anew under a finger, nor does one go away when others end."""
     with Crowd(stack) as crowd, Client(stack.door.grpc) as client:

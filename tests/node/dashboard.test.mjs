@@ -5,9 +5,11 @@ import { test } from "node:test";
 import vm from "node:vm";
 
 const FOLDER = process.env.KAITEN_DASHBOARD;
-const source = ["core.js", "panels.js", "files.js"].map((name) => readFileSync(`${FOLDER}/${name}`, "utf8")).join("\n");
-const { Story, Heat, ArchiveReader, rate, whyWaits, reasonOf, saved, loaded, chromeTrace, OWNERS_MAX, TRACKS_GONE_MAX } = vm.runInThisContext(
-  `(() => {${source}; return {Story, Heat, ArchiveReader, rate, whyWaits, reasonOf, saved, loaded, chromeTrace, OWNERS_MAX, TRACKS_GONE_MAX}; })()`);
+// `names` of what these files, or this text, say in a world where there is this of a browser.
+const page = (world, names, files, source = files.map((name) => readFileSync(`${FOLDER}/${name}.js`, "utf8")).join("\n")) =>
+  vm.runInThisContext(`(({${Object.keys(world)}}) => (() => {${source}; return {${names}}; })())`)(world);
+const { Story, Heat, ArchiveReader, rate, whyWaits, reasonOf, saved, loaded, chromeTrace, OWNERS_MAX, TRACKS_GONE_MAX } = page({},
+  "Story, Heat, ArchiveReader, rate, whyWaits, reasonOf, saved, loaded, chromeTrace, OWNERS_MAX, TRACKS_GONE_MAX", ["core", "panels", "files"]);
 
 const worker = (id, more = {}) => ({ worker_id: id, address: `${id.split(".")[0]}:1`, slots_max: 4, block_count: 8, block_size: 16,
   cached_blocks: "", passed_over: [], plans: [], is_draining: false, is_late: false, ...more });
@@ -102,9 +104,9 @@ test("whoever waits is told what keeps everybody out, and only what does", () =>
 });
 
 test("of the archive comes what is before a moment within a millisecond, and nothing after it", async () => {
-  const stream = readFileSync(`${FOLDER}/stream.js`, "utf8"), asked = [];
-  const archived = vm.runInThisContext(`(page, asked) => { ${stream}; ask = async (path) => { asked.push(path); return {json: async () => page}; }; return archived; }`)(
-    { data: [{ header: {} }, { record: { unix_ms: 385.05 } }, { record: { unix_ms: 385.93 } }], has_more: false }, asked);
+  const told = { data: [{ header: {} }, { record: { unix_ms: 385.05 } }, { record: { unix_ms: 385.93 } }], has_more: false }, asked = [];
+  const fetch = async (path) => { asked.push(path); return { ok: true, json: async () => told }; };
+  const { archived } = page({ fetch, sessionStorage: { getItem: () => null } }, "archived", ["stream"]);
   const { entries } = await archived(100.5, 385.09);
   assert.deepEqual(entries, [[{ header: {} }, { record: { unix_ms: 385.05 } }]]);
   assert.match(asked[0], /since_ms=100&until_ms=386&/);
@@ -236,6 +238,22 @@ test("of a file that is none of this page's it is said what is wrong, and nothin
   wrong((given) => { given.frame.workers[0].block_count = 1e12; }, "frame.workers\\[0\\].block_count must be");
   wrong((given) => { given.frame.sequences[0].blocks = [7]; }, "blocks\\[0\\] must be a list of blocks");
   wrong((given) => { given.frame.configured.policy = { toString: 1 }; }, "frame.configured.policy must be a text");
+  wrong((given) => { given.frame.workers[0].host_block_count = { toString: 1 }; }, "frame.workers\\[0\\].host_block_count must be");
+  wrong((given) => { given.frame.workers[0].cached_blocks = "#"; }, "cached_blocks must be base64");
+  wrong((given) => { given.frame.committedSeq = { toString: 1 }; }, "frame.committedSeq must be");
+  for (const name of ["lease", "cached", "expectedUs", "busy"]) wrong((given) => { given.tracks[0].columns[0][name] = { toString: 1 }; }, `columns\\[0\\].${name} must be a number`);
+});
+
+test("a small file does not take a page's memory or time", () => {
+  const wrong = (change, said) => {
+    const given = file();
+    change(given);
+    assert.throws(() => loaded(given), new RegExp(said));
+  };
+  wrong((given) => { given.tracks = Array(256).fill({ ...given.tracks[0], slots: 1024 }); }, "slots of all tracks must be at most 16384, and are 262144");
+  wrong((given) => { given.frame.workers = Array(11).fill({ ...given.frame.workers[0], block_count: 1e6 }); }, "blocks of all workers must be at most 10000000");
+  wrong((given) => { given.heat.gap = Array(1e5).fill([1, []]); }, "heat.gap must be at most 1200");
+  wrong((given) => { given.tracks[0].runs[0] = Array(1e5).fill([0, 2, 1, 1]); }, "runs\\[0\\] must not overlap");
 });
 
 test("moments are kept for less memory than a page may take, however many share a prompt", () => {
@@ -263,4 +281,163 @@ test("of a row that had several tokens in a step all are counted", () => {
   tell(story, { steps: [at(1500, { step: 0, lease_steps: 1, ...two })] });
   const told = chromeTrace(story).traceEvents.find(({ name }) => name === "tokens");
   assert.deepEqual({ ...told.args }, { decode: 3, prefill: 5 });
+});
+
+const until = async (isSo) => { for (let turns = 0; !isSo(); turns++) { assert.ok(turns < 1e5, `never ${isSo}`); await new Promise(setImmediate); } };
+// A gateway's answer in Safari, whose streams are not iterable: these parts, and then nothing.
+const answer = (parts, { signal, isOver } = {}) => ({ ok: true, body: { pipeThrough: () => ({ getReader: () => ({
+  read: () => parts.length ? Promise.resolve({ done: false, value: parts.shift() }) : isOver ? Promise.resolve({ done: true })
+    : new Promise((_, fail) => signal.addEventListener("abort", () => fail(signal.reason))),
+  cancel: async () => {} }) }) } });
+const timed = () => {
+  const timers = new Map();
+  let made = 0;
+  return { setTimeout: (run, ms) => { timers.set(++made, { run, ms }); return made; }, clearTimeout: (id) => timers.delete(id),
+    due: (wanted) => { const [[id, { run }], ...others] = [...timers].filter(([, { ms }]) => ms === wanted); timers.delete(id); assert.equal(others.length, 0); run(); } };
+};
+
+test("a gateway that says nothing more, though its connection stands, is away, and is asked again", async () => {
+  const { due, ...timers } = timed(), states = [], told = [];
+  const fetch = async (_, { signal }) => answer(['data: {"seq": ', '1}\n\n: ping\n\n'], { signal });
+  const { follow } = page({ fetch, sessionStorage: { getItem: () => null }, document: { hidden: false, addEventListener() {} }, ...timers }, "follow", ["stream"]);
+  follow((one) => told.push(one.seq), (...state) => states.push(state));
+  await until(() => told.length);
+  due(20000);
+  await until(() => states.length > 1);
+  assert.deepEqual(states, [["live", ""], ["away", "nothing was told for 20 s"]]);
+  await new Promise(setImmediate);
+  due(250);
+  await until(() => told.length > 1);
+  assert.deepEqual(states.at(-1), ["live", ""]);
+});
+
+const tryPage = readFileSync(`${FOLDER}/../try.html`, "utf8");
+const said = (name) => tryPage.match(new RegExp(`^async function\\*? ${name}\\([^]*?^}$`, "m"))[0];
+test("an answer is read where streams are not iterable", async () => {
+  const { events } = page({}, "events", [], said("events")), found = [];
+  for await (const event of events(answer(['event: a\ndata: {"n": 1}\n', '\nevent: b\ndata: {"n": 2}\n\n'], { isOver: true }))) found.push(event.n);
+  assert.deepEqual(found, [1, 2]);
+});
+
+test("a button that is pressed twice has its own name again", async () => {
+  const run = [], navigator = { clipboard: { writeText: async () => {} } }, button = { textContent: "Copy as curl", dataset: {} };
+  const { copied } = page({ navigator, setTimeout: (one) => run.push(one) }, "copied", [], said("copied"));
+  await copied(button, "one");
+  await copied(button, "two");
+  assert.equal(button.textContent, "Copied");
+  run.forEach((one) => one());
+  assert.equal(button.textContent, "Copy as curl");
+});
+
+test("what a request's time went on is not asked while nobody looks", async () => {
+  const asked = [], heard = [], choice = { index: 0, ms: 1, intervals: [] };
+  const made = () => ({ dataset: {}, style: {}, append() {}, replaceChildren() {}, focus() {} }), things = {};
+  const document = { hidden: true, addEventListener: (_, one) => heard.push(one), createElement: made, getElementById: (id) => things[id] ||= made() };
+  const fetch = async (path) => { asked.push(path); return { ok: true, json: async () => ({ choices: [choice] }) }; };
+  const { Drawer } = page({ document, fetch, sessionStorage: { getItem: () => null }, hue: () => "", milliseconds: String, setTimeout() {}, clearTimeout() {} },
+    "Drawer", ["panels", "stream"]);
+  const story = new Story("live");
+  tell(story, { is_snapshot: true, workers: [worker("w.1")], sequences: [one()] });
+  new Drawer(() => story, () => story.frames.at(-1)).open(1, null);
+  await until(() => heard.length);
+  assert.deepEqual(asked, []);
+  document.hidden = false;
+  heard.forEach((one) => one());
+  await until(() => asked.length);
+  assert.match(asked[0], /^v1\/requests\/one\/explain/);
+});
+
+test("where iterations may be missing before one, that one says so", () => {
+  const story = new Story("live"), start = { is_snapshot: true, workers: [worker("w.1")], sequences: [one()] };
+  const marks = () => { const track = story.tracks.get("w.1"); return [...Array(track.count).keys()].map((index) => track.column(index).isAfterUntold); };
+  tell(story, start);
+  tell(story, { steps: [{ ...at(2000), steps: [...at(2000).steps, ...at(2010).steps] }] });
+  tell(story, { steps: [at(2020)] });
+  assert.deepEqual(marks(), [false, false, false]);
+  tell(story, { ...start, epoch: 2 });
+  tell(story, { steps: [at(3000)] });
+  tell(story, { steps: [at(3010)] });
+  tell(story, { steps: [{ ...at(4000), skipped: 200 }] });
+  tell(story, { workers: [worker("w.1", { slots_max: 9 })], steps: [at(4010)] });
+  assert.deepEqual(marks().slice(3), [true, false, true, false]);
+});
+
+test("a leader whose clock was set back begins anew", () => {
+  const story = new Story("live"), start = { is_snapshot: true, workers: [worker("w.1")], sequences: [one()] };
+  tell(story, { ...start, unix_ms: 9e6 });
+  tell(story, { unix_ms: 9e6, steps: [at(9e6), at(9e6 + 20)] });
+  tell(story, { ...start, epoch: 2, unix_ms: 2e6 });
+  tell(story, { unix_ms: 2e6 + 1, steps: [at(2e6), at(2e6 + 20)] });
+  assert.equal(counted(story, "gap"), 1);
+  assert.equal(story.frame(2e6 + 1).at, 2e6 + 1);
+  assert.equal(rate(story.tracks.get("w.1"), 2e6 + 20), "2 steps/s, 2 tokens/s");
+});
+
+test("whose end went with its leader runs again, though the next one told of others first", () => {
+  const story = new Story("live"), start = { is_snapshot: true, workers: [worker("w.1")], sequences: [one()] };
+  tell(story, start);
+  tell(story, { steps: [at(2000, { finished_slots: [0] })] });
+  tell(story, { ...start, epoch: 2, sequences: [] });
+  tell(story, { sequences: [one()] });
+  tell(story, { steps: [at(3000)] });
+  assert.equal(story.tracks.get("w.1").cell(1, 0).kind, 1, "it decodes");
+});
+
+test("a comparison is of a burst that was seen whole", async () => {
+  const story = new Story("live"), world = { document: { hidden: false }, performance, setTimeout: setImmediate };
+  const { ended } = page(world, "ended", ["panels", "compare"]);
+  tell(story, { is_snapshot: true, workers: [worker("w.1")], sequences: [one()] });
+  const seen = ended(story, ["one"], story.untold, () => {});
+  tell(story, { steps: [at(2000, { finished_slots: [0] })] });
+  assert.equal((await seen).length, 1);
+  const unseen = ended(story, ["another"], story.untold, () => {});
+  tell(story, { is_snapshot: true, workers: [worker("w.1")], sequences: [] });
+  await assert.rejects(unseen, /not every iteration of the burst was told/);
+});
+
+// What is drawn: rectangles, each with its colour; and images.
+function canvas(clientWidth, clientHeight) {
+  const drawn = [], images = [], context = new Proxy({}, { get: (of, name) => of[name] ?? ({
+    fillRect: (...box) => drawn.push([of.fillStyle, ...box]), measureText: () => ({ width: 1e6 }),
+    createImageData: (width, height) => { assert.ok(width && height); return { width, height, data: new Uint8ClampedArray(4 * width * height) }; },
+    putImageData: (image) => images.push(image) }[name] ?? (() => {})) });
+  return { clientWidth, clientHeight, width: 0, height: 0, getContext: () => context, drawn, images };
+}
+const COLOURS = { "--bad-light": "#ff0000", "--text-light": "#000001", "--soft-light": "#eeeeee", "--dim-light": "#777777", "--page-light": "#ffffff" };
+function ribbonPage(ratio = 1) {
+  const made = page({ document: { documentElement: null, createElement: () => canvas(6, 6) }, devicePixelRatio: ratio, matchMedia: () => ({ matches: false }),
+    getComputedStyle: () => ({ getPropertyValue: (name) => COLOURS[name] || "#123456" }) }, "Ribbon, BlockMap, readPaint, hue, pixel, GUTTER", ["core", "ribbon"]);
+  made.readPaint();
+  return made;
+}
+
+test("under every step is its own budget, as far as steps come near it, and what is missing before it", () => {
+  const { Ribbon, GUTTER } = ribbonPage(), story = new Story("live"), plan = (step) => ({ step: 0, lease_steps: 1, ...step });
+  tell(story, { is_snapshot: true, workers: [worker("w.1", { step_tokens_max: 16 })], sequences: [one()] });
+  tell(story, { steps: [at(1500, plan({ budget_tokens: 16, chunk_slots: [0], chunk_tokens: [7] })), at(1510, plan({ plan_id: 2, budget_tokens: 8 }))] });
+  const lines = () => {
+    const drawn = canvas(GUTTER + 16, 372), ribbon = new Ribbon(drawn), track = story.tracks.get("w.1");
+    ribbon.draw(track, track.count);
+    return [drawn.drawn.filter(([colour, , , , tall]) => colour === "#ff0000" && tall === 1).map(([, x, y]) => [x - GUTTER, y]),
+      drawn.drawn.filter(([colour]) => colour === "#000001").map(([, x]) => x - GUTTER)];
+  };
+  const [[[x, y], [otherX, otherY], ...others], marks] = lines();
+  assert.deepEqual([x, otherX, otherY - y, others, marks], [0, 8, 46 / 2, [], []]);
+  tell(story, { is_snapshot: true, workers: [worker("w.1")], sequences: [one()] });
+  tell(story, { steps: [at(1600, plan({ plan_id: 3, budget_tokens: 4000 }))] });
+  assert.deepEqual(lines(), [[], [8 - 1]], "where nobody comes near one there is no line");
+});
+
+test("of a pool with more blocks than there are pixels all are shown, several to a cell", () => {
+  const { BlockMap, hue, pixel } = ribbonPage(), owner = { hue: 120 }, owners = { at: () => owner };
+  const drawn = canvas(100, 50), map = new BlockMap(drawn), pool = (count) => ({ owner: new Uint32Array(count), held: new Uint8Array(count), cached: new Uint8Array(count) });
+  map.draw(pool(0), owners, 0);
+  const of = pool(12000);
+  of.owner[11998] = of.held[11998] = of.cached[4] = 1;
+  map.draw(of, owners, 0);
+  const pixels = new Uint32Array(drawn.images.at(-1).data.buffer), found = (colour) => [...pixels.keys()].filter((at) => pixels[at] === pixel(colour));
+  assert.deepEqual(found(hue(owner, false)), [3999]);
+  assert.deepEqual(found("#777777"), [1]);
+  assert.equal(found("#eeeeee").length, 3998);
+  assert.deepEqual([map.at(12000, 99.5, 39.5), map.at(12000, 0, 40.5)], [3999 * 3, null]);
 });

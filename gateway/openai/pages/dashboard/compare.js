@@ -20,10 +20,15 @@ async function sendBurst(lengths) {
   return Promise.all(lengths.map(send));
 }
 
-// Those of the story that have these ids, when all have ended.
-async function ended(story, ids, tell) {
+// Those of the story that have these ids, when all have ended. Error: not every iteration since was told.
+async function ended(story, ids, untold, tell) {
   const wanted = new Set(ids);
   for (let before = -1, silentSince = performance.now(); ; ) {
+    if (document.hidden) {
+      await inSight();
+      silentSince = performance.now();
+    }
+    if (story.untold !== untold) throw new Error("not every iteration of the burst was told: this page was out of sight or away, or is too slow");
     const owners = [...story.owners.all.values()].filter((owner) => wanted.has(partsOf(owner).id)), done = owners.filter((owner) => owner.ended).length;
     if (done === wanted.size) return owners;
     if (done !== before) { before = done; silentSince = performance.now(); tell(`${done} of ${wanted.size} have ended`); }
@@ -72,23 +77,24 @@ function figures(track, since) {
 }
 
 class Comparison {
-  constructor() { Object.assign(this, {pair: null, isUnderWay: false}); }
+  constructor() { this.pair = null; }
   note(text) { $("compare-note").textContent = text; }
   async run() {
-    if (this.isUnderWay) return;
-    this.isUnderWay = $("burst").disabled = true;
+    if (isBusy($("burst"))) return;
+    busy($("burst"), true);
     this.pair = null;
     $("compare").hidden = false;
     $("compare-pair").hidden = true;
     try { await this.play(); } catch (error) { this.note(error.message); }
-    this.isUnderWay = $("burst").disabled = false;
+    busy($("burst"), false);
   }
   async play() {
     const slots = [...live.core.workers.values()].reduce((sum, worker) => sum + worker.slots_max, 0), worker = live.core.workers.get(view.workerId);
     if (!worker) throw new Error("no worker");
     this.note("the burst is on its way");
+    const {untold} = live;
     const sent = raggedLengths(Math.min(BURST_MAX, 4 * slots)), ids = await sendBurst(sent), lengthOf = new Map(ids.map((id, index) => [id, sent[index]]));
-    const owners = await ended(live, ids, (text) => this.note(text));
+    const owners = await ended(live, ids, untold, (text) => this.note(text));
     const track = live.tracks.get(worker.worker_id), {cut, there} = track ? cutOut(track, owners) : {there: []};
     if (!there.length) throw new Error(`none of the burst ran on ${workerName(worker)}`);
     const began = there[0].arrived, requests = there.map((owner) => ({arrived_ms: owner.arrived - began, prompt_tokens: owner.promptTokens, output_tokens: lengthOf.get(partsOf(owner).id)}));

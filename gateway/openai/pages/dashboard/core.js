@@ -5,7 +5,7 @@ const IDLE = 0, DECODE = 1, PREFILL = 2, FIRST = 3, WAITS = 4;   // FIRST: the p
 const FINISHED = 16, PREEMPTED = 32, KIND = 15;
 const CELLS_MAX = 1.5e6, CELLS_OF_ALL_MAX = 6e6, COLUMNS_MAX = 12000, COLUMNS_MIN = 1000;
 const OWNERS_MAX = 60000, OWNERS_KEPT = 45000, TRACKS_GONE_MAX = 3;
-const FRAMES_MAX = 240, FRAME_MS = 500, FRAMES_BYTES_MAX = 64e6;
+const FRAMES_MAX = 240, FRAME_MS = 500, FRAMES_BYTES_MAX = 64e6, SET_BACK_MS = 5000;
 
 // Whose it was is known no more.
 const FORGOTTEN = Object.freeze({sequenceId: 0, number: 0, id: "forgotten", choice: 0, hue: 0, arrived: 0, first: 0, last: 0, hasBegun: true, ended: true,
@@ -49,7 +49,7 @@ function hueOf(number) { return Math.round((number * 137.508 + 20) % 360); }
 // The iterations of one worker: columns of one cell per slot, the newest so many.
 class Track {
   constructor(workerId, slots, owners, cells = CELLS_MAX) {
-    Object.assign(this, {workerId, slots, owners, cells, count: 0, rows: new Uint32Array(slots)});
+    Object.assign(this, {workerId, slots, owners, cells, count: 0, rows: new Uint32Array(slots), untold: 0});
     this.cap = Math.max(COLUMNS_MIN, Math.min(COLUMNS_MAX, Math.floor(cells / slots)));
     this.owner = new Uint32Array(this.cap * slots);
     this.kind = new Uint8Array(this.cap * slots);
@@ -73,7 +73,7 @@ class Track {
   // These iterations in a track of its own, numbered from `number` on.
   part(first, end, slots = this.slots, number = 0) {
     const part = new Track(this.workerId, slots, this.owners, this.cells);
-    part.count = number;
+    Object.assign(part, {count: number, untold: this.untold});
     for (let index = first; index < end; index++, part.count++) {
       const from = (index % this.cap) * this.slots, to = part.count % part.cap;
       for (const name of ["owner", "kind", "chunk"]) part[name].set(this[name].subarray(from, from + this.slots), to * slots);
@@ -172,7 +172,7 @@ class Heat {
 
 class Story {
   constructor(name) {
-    Object.assign(this, {name, owners: new Owners(), tracks: new Map(), heat: new Heat(), frames: [], lost: 0, held: null, ownersMax: OWNERS_MAX});
+    Object.assign(this, {name, owners: new Owners(), tracks: new Map(), heat: new Heat(), frames: [], lost: 0, untold: 0, held: null, ownersMax: OWNERS_MAX});
     this.core = {epoch: 0, seq: 0, committedSeq: 0, at: 0, configured: {}, workers: new Map(), sequences: new Map(), rows: new Map(), queue: [],
       waiting: 0};
   }
@@ -208,7 +208,12 @@ class Story {
     const core = this.core, before = told.is_snapshot ? new Map() : core.sequences;
     // Iterations before it were not told: nobody knows when these had their token before.
     if (told.is_snapshot) for (const owner of this.owners.all.values()) owner.last = 0;
-    if (told.is_snapshot) { core.workers = new Map(); core.sequences = new Map(); core.rows = new Map(); core.queue = []; core.waiting = 0; }
+    if (told.is_snapshot) {
+      // A leader's clock is the store's as it began. If that was set back, what is kept has no order with what comes.
+      if (told.unix_ms < core.at - SET_BACK_MS) Object.assign(this, {tracks: new Map(), heat: new Heat(), frames: []});
+      Object.assign(core, {workers: new Map(), sequences: new Map(), rows: new Map(), queue: [], waiting: 0});
+      this.untold++;
+    }
     Object.assign(core, {epoch: told.epoch, seq: told.seq, committedSeq: told.committed_seq, at: told.unix_ms});
     if (told.configured) core.configured = told.configured;
     for (const id of told.worker_ids_gone || []) { core.workers.delete(id); core.rows.delete(id); }
@@ -225,8 +230,10 @@ class Story {
     for (const id of told.sequence_ids_gone || []) found.delete(id);
     for (const one of told.sequences || []) {
       const before = found.get(one.sequence_id), now = {...before, ...one};
-      if (one.identity) this.owners.name(one.sequence_id, one.identity);
-      if (told.is_snapshot) this.isHere(one);
+      if (one.identity) {
+        this.owners.name(one.sequence_id, one.identity);
+        this.isHere(one);
+      }
       if (one.tables) now.blocks = one.tables.map((table, group) => blocksOf(before?.blocks?.[group] || [], table));
       found.set(one.sequence_id, now);
     }
@@ -257,8 +264,11 @@ class Story {
   // `before`: of whoever ran as of the event before.
   steps({worker_id, skipped, steps, is_diff}, before) {
     const worker = this.core.workers.get(worker_id);
-    this.lost += skipped;
-    if (skipped) for (const [id, {place}] of before) if (place?.worker_id === worker_id) this.owners.at(this.owners.of(id)).last = 0;
+    if (skipped) {
+      this.lost += skipped;
+      this.untold++;
+      for (const [id, {place}] of before) if (place?.worker_id === worker_id) this.owners.at(this.owners.of(id)).last = 0;
+    }
     if (!steps.length) return;
     let slots = worker?.slots_max || 0;
     for (const step of steps) for (const slot of step.join_slots || []) slots = Math.max(slots, slot + 1);
@@ -266,6 +276,8 @@ class Story {
     if (isNew) this.dropTracks(worker_id);
     track.clear();
     if (is_diff) for (const [id, {place}] of before) if (place?.state === "running" && place.worker_id === worker_id) track.join(place.slot, id);
+    let isAfterUntold = track.count > 0 && track.untold !== this.untold;
+    track.untold = this.untold;
     for (const step of steps) {
       for (const slot of step.leave_slots || []) track.leave(slot);
       (step.join_slots || []).forEach((slot, index) => track.join(slot, step.join_sequence_ids[index]));
@@ -274,8 +286,9 @@ class Story {
         // A plan that was made while nobody watched says nothing of this.
         free: step.lease_steps ? step.blocks_free ?? 0 : null, waiting: step.lease_steps ? step.waiting ?? 0 : null, budget: step.budget_tokens || worker?.step_tokens_max || 0, lease: step.lease_steps || 0,
         cached: step.cached_tokens || 0, blocks: ["allocated", "evicted", "shared", "freed", "swapped_out", "swapped_in"].map((name) => step[`blocks_${name}`] || 0),
-        expectedUs: step.expected_us || 0, isGraph: !!step.is_graph, whys: step.preempted_whys || []}, chunks,
+        expectedUs: step.expected_us || 0, isGraph: !!step.is_graph, whys: step.preempted_whys || [], isAfterUntold}, chunks,
         new Set(step.tokenless_slots), step.finished_slots || [], step.preempted_sequence_ids || [], this.heat);
+      isAfterUntold = false;
     }
   }
   // What is seen now, for when somebody looks back.

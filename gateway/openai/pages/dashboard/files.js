@@ -21,20 +21,24 @@ function saved(story, frame) {
 }
 // What a file must be: of lists and objects their parts, of all else what it breaks, if anything.
 const SLOTS_MAX = 1024, BLOCKS_MAX = 1e7, TRACKS_MAX = 256, TIME_MAX = 8e15;
+// Of all tracks; of each there are at least COLUMNS_MIN columns. And seconds of latencies.
+const SLOTS_OF_ALL_MAX = 16384, BINS_MAX = 10 * HEAT_BINS;
 const number = (value) => Number.isFinite(value) && Math.abs(value) <= TIME_MAX ? "" : "be a number";
 const whole = (most, least = 0) => (value) => Number.isInteger(value) && value >= least && value <= most ? "" : `be a whole number of ${least} to ${most}`;
 const text = (value) => typeof value === "string" ? "" : "be a text";
+const base64 = (value) => { try { return typeof atob(value) === typeof value ? "" : "be a text"; } catch { return "be base64"; } };
 const maybe = (shape) => (value, field) => { if (value !== undefined && value !== null) check(value, shape, field); };
 const count = whole(2 ** 53), blocksOfGroup = (table) => Array.isArray(table) && table.every(Number.isInteger) ? "" : "be a list of blocks";
 const OVER = [{worker_id: maybe(text), stage: text, why: text}];
 const SHAPE = {
   owners: [{sequenceId: count, number: maybe(count), id: text, choice: count, hue: whole(360), arrived: number, first: number, promptTokens: number, tokensMax: number}],
   tracks: [{worker_id: text, slots: whole(SLOTS_MAX), runs: [[Array.isArray]], columns: [{at: number, plan: count, step: count, stepUs: number, tokens: number,
-    decodes: number, decoded: maybe(number), chunked: number, free: maybe(number), waiting: maybe(number), budget: maybe(number), whys: maybe([text]), blocks: maybe([number])}]}],
+    decodes: number, decoded: maybe(number), chunked: number, free: maybe(number), waiting: maybe(number), budget: maybe(number), lease: maybe(number), cached: maybe(number), busy: maybe(number),
+    expectedUs: maybe(number), whys: maybe([text]), blocks: maybe([number])}]}],
   heat: {ttft: [Array.isArray], gap: [Array.isArray]},
-  frame: maybe({at: number, epoch: count, seq: count, queue: [count], waiting: count,
+  frame: maybe({at: number, epoch: count, seq: count, committedSeq: maybe(count), queue: [count], waiting: count,
     configured: {policy: maybe(text), placement: maybe(text), order: maybe(text), victim: maybe(text), admission: maybe(text), mix: maybe(text), cadence: maybe(text)},
-    workers: [{worker_id: text, address: maybe(text), slots_max: whole(SLOTS_MAX), block_count: whole(BLOCKS_MAX), block_size: maybe(count), blocks_free: maybe(count), cached_blocks: maybe(text),
+    workers: [{worker_id: text, address: maybe(text), slots_max: whole(SLOTS_MAX), block_count: whole(BLOCKS_MAX), block_size: maybe(count), blocks_free: maybe(count), cached_blocks: maybe(base64), host_block_count: maybe(count), host_blocks_used: maybe(count),
       plans: maybe([{steps_answered: count, lease_steps: count}]), passed_over: OVER}],
     sequences: [{sequence_id: count, counts: maybe({tokens: count, computed_tokens: count}), passed_over: maybe(OVER), blocks: maybe([blocksOfGroup]),
       identity: maybe({id: text, choice: maybe(count), priority: maybe(number), arrived_unix_ms: number, prompt_tokens: count, tokens_max: maybe(count)}),
@@ -55,13 +59,22 @@ function checkRuns({slots, columns, runs}, field) {
   runs.forEach((ofSlot, slot) => {
     const isRun = ([from, length, owner, what]) => [from, length, owner, what].every((each) => Number.isInteger(each) && each >= 0) && from + length <= columns.length;
     if (!ofSlot.every(isRun)) throw new Error(`${field}.runs[${slot}] must be runs of its ${columns.length} columns`);
+    if (sumOf(ofSlot, ([, length]) => length) > columns.length) throw new Error(`${field}.runs[${slot}] must not overlap`);
   });
+}
+const sumOf = (list, of) => list.reduce((sum, each) => sum + of(each), 0);
+// What it takes to show it, however small the file is.
+function checkSizes({tracks, heat, frame}) {
+  const sizes = [["tracks", tracks.length, TRACKS_MAX], ["slots of all tracks", sumOf(tracks, ({slots}) => Math.max(1, slots)), SLOTS_OF_ALL_MAX],
+    ["heat.ttft", heat.ttft.length, BINS_MAX], ["heat.gap", heat.gap.length, BINS_MAX],
+    ["blocks of all workers", sumOf(frame?.workers || [], ({block_count}) => block_count), BLOCKS_MAX]];
+  for (const [field, size, most] of sizes) if (size > most) throw new Error(`${field} must be at most ${most}, and are ${size}`);
 }
 // Error: what is wrong with it.
 function loaded(file) {
   if (file?.format !== FORMAT) throw new Error(`this is no file of this page: its format must be ${FORMAT}`);
   check(file, SHAPE, "");
-  if (file.tracks.length > TRACKS_MAX) throw new Error(`tracks must be at most ${TRACKS_MAX}`);
+  checkSizes(file);
   file.tracks.forEach((track, index) => checkRuns(track, `tracks[${index}]`));
   const story = new Story("file"), numbers = new Map();
   for (const [index, one] of file.owners.entries()) {

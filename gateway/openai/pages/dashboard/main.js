@@ -18,7 +18,7 @@ const changed = () => { isDirty = true; };
 function chooseWorker(id) {
   const at = view.isPaused && track()?.column(Math.ceil(view.head) - 1)?.at;
   view.workerId = id;
-  view.held = null;
+  view.held = ribbon.cursor = null;
   view.head = view.shown = at && track() ? Math.min(track().count, Math.max(track().oldest, track().indexAt(at)) + 1) : track()?.count || 0;
   changed();
 }
@@ -66,9 +66,10 @@ function scrub(index) {
 }
 
 async function older() {
+  if (isBusy($("older"))) return;
   const of = track(), first = of?.column(of.oldest), until = first ? first.at : live.core.at || Date.now();
   const last = view.story.until ?? until;
-  $("older").disabled = true;
+  busy($("older"), true);
   try {
     const pages = await archived(until - ARCHIVE_STEP_MS, last);
     const story = new Story("archive"), reader = new ArchiveReader(story);
@@ -83,7 +84,7 @@ async function older() {
     view.head = view.shown = track().count;
     $("problem").textContent = pages.isCut ? "the archive has more of this stretch than is shown" : reader.gaps.length ? `the archive has a gap: ${reader.gaps[0].reason}` : "";
   } catch (error) { $("problem").textContent = error.message; }
-  $("older").disabled = false;
+  busy($("older"), false);
   tellState();
   changed();
 }
@@ -98,10 +99,11 @@ function words(hit) {
   if (column.free !== null && column.free !== undefined) lines.push(`${column.free} blocks free, ${column.waiting} waiting`);
   const [taken, evicted, shared, freed, out, back] = column.blocks || [0, 0, 0, 0, 0, 0];
   if (taken || shared || freed) lines.push(`blocks: ${taken} taken${evicted ? ` (${evicted} evicted)` : ""}, ${shared} from the cache${column.cached ? ` (${column.cached} tokens)` : ""}, ${freed} given back${out || back ? `, ${out} to the host's memory, ${back} from there` : ""}`);
+  if (column.isAfterUntold) lines.push("those before it may not all have been told");
   for (const why of new Set(column.whys)) lines.push(`preempted: ${reasonOf({why})}`);
   return lines.join("\n");
 }
-const clock = (ms) => new Date(ms).toISOString().slice(11, 23);
+const clock = (ms) => new Date(ms).toISOString().slice(11);
 function tip(text, x, y) {
   const box = $("tip");
   box.hidden = !text;
@@ -142,11 +144,12 @@ function panels(of, now) {
   const worker = frame?.workers.get(view.workerId), map = isArchive ? null : frame?.maps.get(view.workerId);
   $("batch-note").textContent = worker ? `${workerName(worker)}, ${worker.slots_max} slots × iterations${story.lost ? `; ${story.lost} steps were not told` : ""}` : "";
   if (map) {
+    const {each} = blockMap.shape(map.owner.length);
     let held = 0, shared = 0, evictable = 0;
     for (let block = 0; block < map.owner.length; block++) {
       if (map.owner[block]) { held++; if (map.held[block] > 1) shared++; } else if (map.cached[block]) evictable++;
     }
-    $("blocks-note").textContent = `${map.owner.length} of ${worker.block_size} tokens: ${held} held, ${shared} shared, ${evictable} evictable, ${map.owner.length - held - evictable} free${worker.host_block_count ? `; ${worker.host_blocks_used} of ${worker.host_block_count} in the host's memory hold what had to go` : ""}`;
+    $("blocks-note").textContent = `${map.owner.length} of ${worker.block_size} tokens: ${held} held, ${shared} shared, ${evictable} evictable, ${map.owner.length - held - evictable} free${each > 1 ? `; a cell is ${each} of them` : ""}${worker.host_block_count ? `; ${worker.host_blocks_used} of ${worker.host_block_count} in the host's memory hold what had to go` : ""}`;
   } else $("blocks-note").textContent = isArchive && column ? `${column.free ?? "?"} of ${worker?.block_count || "?"} free; whose the others were, the archive does not say` : "";
   blockMap.draw(map, story.owners, drawer.id === null ? 0 : story.owners.of(drawer.id));
   for (const heat of heats) heat.draw(story.heat, at);
@@ -216,7 +219,8 @@ $("ribbon").addEventListener("keydown", (event) => {
     const {index, slot} = ribbon.cursor;
     ribbon.cursor = {index: Math.max(of.oldest, Math.min(of.count - 1, index + move[0])), slot: Math.max(0, Math.min(of.slots - 1, (slot ?? 0) + move[1]))};
   }
-  if (event.key === "Enter") {
+  // Below the slots there is nobody.
+  if (event.key === "Enter" && ribbon.cursor.slot !== null) {
     const {owner} = of.cell(ribbon.cursor.index, ribbon.cursor.slot);
     openOwner(owner, $("ribbon"));
   }

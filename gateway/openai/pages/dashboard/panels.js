@@ -8,6 +8,9 @@ function element(tag, properties = {}, ...children) {
   made.append(...children.filter((child) => child !== null && child !== undefined));
   return made;
 }
+// Whoever pressed it by a key stays there: a button that is disabled loses the focus.
+const busy = (button, isBusy) => { button.ariaDisabled = String(isBusy); };
+const isBusy = (button) => button.ariaDisabled === "true";
 // Of watch.proto, WhyPassedOver.
 const WHYS = {__proto__: null,
   plans_in_flight: "the worker has not answered the plans it has", nothing_changed: "the worker runs on by itself",
@@ -143,9 +146,11 @@ class Drawer {
   close(isByHand) {
     if (this.id === null) return;
     clearTimeout(this.timer);
+    // The row that opened it may have been made anew since.
+    const opener = this.opener?.isConnected ? this.opener : this.opener && $("right").querySelector(`[data-sequence="${this.id}"]`);
     this.id = null;
     $("drawer").hidden = true;
-    if (isByHand) (this.opener?.isConnected ? this.opener : $("ribbon")).focus();
+    if (isByHand) (opener || $("ribbon")).focus();
   }
   update() {
     if (this.id === null) return;
@@ -170,6 +175,8 @@ class Drawer {
     const again = (ms) => { this.timer = setTimeout(() => this.explain(), ms); };
     if (story.name === "file") return void this.fall.replaceChildren("a file has no explanation of single requests");
     if (!owner.id) return void this.fall.replaceChildren("it is not known whose request this was");
+    await inSight();
+    if (isOver()) return;
     try {
       const {tenant, id: request} = partsOf(owner);
       const told = await (await ask(`v1/requests/${encodeURIComponent(request)}/explain?tenant=${encodeURIComponent(tenant)}`)).json();

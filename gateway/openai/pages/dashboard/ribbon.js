@@ -130,6 +130,8 @@ class Ribbon {
       });
       if (gap) { context.fillStyle = paint.page; context.fillRect(GUTTER, y + rowHeight - gap, width - GUTTER, gap); }
     }
+    context.fillStyle = paint.text;
+    for (let index = first; index < last; index++) if (track.column(index)?.isAfterUntold) context.fillRect(left(index) - 1, 0, 2, rowHeight * track.slots);
     if (this.hasStrips) this.strips(context, track, first, last, left, rowHeight * track.slots, width);
     this.crosshair(context, track, left, rowHeight, height);
     context.restore();
@@ -206,27 +208,29 @@ class BlockMap {
   constructor(canvas) { this.canvas = canvas; this.cursor = null; }
   shape(count) {
     const width = this.canvas.clientWidth, height = this.canvas.clientHeight;
-    let cell = Math.max(1, Math.floor(Math.sqrt(width * height / Math.max(1, count))));
-    while (cell > 1 && Math.ceil(count / Math.floor(width / cell)) * cell > height) cell--;
+    // Of more blocks than there are pixels a cell is several.
+    const each = Math.max(1, Math.ceil(count / Math.max(1, width * height))), cells = Math.ceil(count / each);
+    let cell = Math.max(1, Math.floor(Math.sqrt(width * height / Math.max(1, cells))));
+    while (cell > 1 && Math.ceil(cells / Math.floor(width / cell)) * cell > height) cell--;
     cell = Math.min(cell, 26);
-    return {cell, across: Math.max(1, Math.floor(width / cell))};
+    return {cell, each, cells, across: Math.max(1, Math.floor(width / cell))};
   }
   at(count, x, y) {
-    const {cell, across} = this.shape(count), block = Math.floor(y / cell) * across + Math.floor(x / cell);
+    const {cell, each, across} = this.shape(count), block = (Math.floor(y / cell) * across + Math.floor(x / cell)) * each;
     return x >= 0 && Math.floor(x / cell) < across && block < count ? block : null;
   }
   draw(map, owners, chosen) {
     const {context, ratio} = fitted(this.canvas);
-    if (!map) return;
-    const {owner, held, cached} = map, {cell, across} = this.shape(owner.length), size = Math.round(cell * ratio);
-    const wide = this.canvas.width, image = context.createImageData(wide, Math.min(this.canvas.height, Math.ceil(owner.length / across) * size));
+    if (!map?.owner.length) return;
+    const {owner, held, cached} = map, {cell, each, cells, across} = this.shape(owner.length), size = Math.round(cell * ratio);
+    const wide = this.canvas.width, image = context.createImageData(wide, Math.min(this.canvas.height, Math.ceil(cells / across) * size));
     const pixels = new Uint32Array(image.data.buffer), inner = size >= 4 ? size - 1 : size, tall = image.height;
     const free = pixel(paint.soft), evictable = pixel(paint.dim), white = pixel(paint.page), dark = pixel(paint.text);
     const put = (x, y, w, h, colour) => {
       for (let row = y; row < Math.min(y + h, tall); row++) pixels.fill(colour, row * wide + x, row * wide + x + w);
     };
-    for (let block = 0; block < owner.length; block++) {
-      const x = block % across * size, y = Math.floor(block / across) * size, number = owner[block];
+    for (let at = 0; at < cells; at++) {
+      const block = BlockMap.shown(map, at * each, each), x = at % across * size, y = Math.floor(at / across) * size, number = owner[block];
       const colour = number ? pixel(hue(owners.at(number), false)) : cached[block] ? evictable : free;
       put(x, y, inner, inner, colour);
       if (size < 4) continue;
@@ -237,11 +241,16 @@ class BlockMap {
     context.putImageData(image, 0, 0);
     context.strokeStyle = paint.text;
     context.lineWidth = 1.5;
-    for (let block = 0; block < owner.length; block++) {
-      if (block !== this.cursor && !(chosen && owner[block] === chosen)) continue;
-      if (block !== this.cursor && cell < 4) continue;
-      context.strokeRect(block % across * cell - .5, Math.floor(block / across) * cell - .5, cell, cell);
+    for (let at = 0; at < cells; at++) {
+      if (at * each !== this.cursor && !(cell >= 4 && chosen && owner[at] === chosen)) continue;
+      context.strokeRect(at % across * cell - .5, Math.floor(at / across) * cell - .5, cell, cell);
     }
+  }
+  // Of the blocks of a cell the first that is held, or else cached.
+  static shown({owner, cached}, first, each) {
+    const end = Math.min(first + each, owner.length);
+    for (const holds of [owner, cached]) for (let block = first; each > 1 && block < end; block++) if (holds[block]) return block;
+    return first;
   }
 }
 

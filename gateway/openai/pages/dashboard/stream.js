@@ -11,29 +11,37 @@ async function ask(path, options = {}) {
   throw new Refused(told?.error?.message || `${reply.status} ${reply.statusText}`, reply.status);
 }
 
-// Events of a stream, as they come.
-async function* eventsOf(reply) {
+// Events of a stream, as they come; `heard` is called for whatever comes.
+async function* eventsOf(reply, heard) {
+  // Safari's streams are not iterable.
+  const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
-  for await (const part of reply.body.pipeThrough(new TextDecoderStream())) {
-    const blocks = (rest + part).split("\n\n");
+  for (let part; !(part = await reader.read()).done; ) {
+    heard();
+    const blocks = (rest + part.value).split("\n\n");
     rest = blocks.pop();
     for (const block of blocks) if (block.startsWith("data: {")) yield JSON.parse(block.slice(6));
   }
 }
 
 // A tab that has been out of sight for so long is told nothing.
-const HIDDEN_MS = 5000;
+const HIDDEN_MS = 5000, OUT_OF_SIGHT = new Error("out of sight");
+// A gateway says every five seconds that it is there, and after ten that nobody leads. Of one that hangs, or whose network is gone,
+// no connection breaks.
+const SILENT_MS = 20000;
 const inSight = async () => {
   while (document.hidden) await new Promise((done) => document.addEventListener("visibilitychange", done, {once: true}));
 };
-// Aborted by then.
+// Aborted by then, or when nothing was heard for too long.
 function whileInSight() {
   const over = new AbortController();
-  let timer = 0;
-  const look = () => { clearTimeout(timer); if (document.hidden) timer = setTimeout(() => over.abort(), HIDDEN_MS); };
+  let hidden = 0, silent = 0;
+  const look = () => { clearTimeout(hidden); if (document.hidden) hidden = setTimeout(() => over.abort(OUT_OF_SIGHT), HIDDEN_MS); };
+  const heard = () => { clearTimeout(silent); silent = setTimeout(() => over.abort(new Error(`nothing was told for ${SILENT_MS / 1000} s`)), SILENT_MS); };
   document.addEventListener("visibilitychange", look, {signal: over.signal});
   look();
-  return over;
+  heard();
+  return {over, heard};
 }
 
 const RETRY_MS = [250, 500, 1000, 2000, 4000];
@@ -42,10 +50,10 @@ async function follow(onCore, onState, keyGiven) {
   for (let tries = 0; ; ) {
     let wait = RETRY_MS[Math.min(tries++, RETRY_MS.length - 1)];
     await inSight();
-    const over = whileInSight();
+    const {over, heard} = whileInSight(), {signal} = over;
     try {
-      const reply = await ask("v1/watch?rows=true", {signal: over.signal});
-      for await (const told of eventsOf(reply)) {
+      const reply = await ask("v1/watch?rows=true", {signal});
+      for await (const told of eventsOf(reply, heard)) {
         if (told.error) throw new Error(told.error.message);
         tries = 0;
         onState("live", "");
@@ -53,8 +61,8 @@ async function follow(onCore, onState, keyGiven) {
       }
       throw new Error("the watch ended");
     } catch (error) {
-      if (over.signal.aborted) tries = wait = 0;
-      onState("away", over.signal.aborted ? "out of sight" : error.message);
+      if (signal.reason === OUT_OF_SIGHT) tries = wait = 0;
+      onState("away", (signal.reason ?? error).message);
       if (error.status === 401 || error.status === 403) { await keyGiven(error); tries = wait = 0; }
     } finally { over.abort(); }
     await new Promise((done) => setTimeout(done, wait));
