@@ -1,7 +1,6 @@
 """What is shown of a live core: rows of texts, made of what `Watch` told. Pure.
 
-`kaiten top` and `kaiten ps` show the same; a row's key tells it apart from all others, so that a
-table can follow it.
+`kaiten top` and `kaiten ps` show the same.
 """
 
 from collections import Counter
@@ -22,12 +21,8 @@ MAP_CELLS_MAX: Final = 2048
 # In the order in which people ask.
 STATES: Final = ("running", "retiring", "waiting", "preempted", "forking")
 
-
-class Row(NamedTuple):
-    """One line of a table."""
-
-    key: str
-    cells: tuple[str, ...]
+# One line of a table.
+Row = tuple[str, ...]
 
 
 class Choice(NamedTuple):
@@ -167,18 +162,15 @@ def worker_rows(core: LiveCore) -> Iterator[Row]:
     )
     for worker in core.workers.values():
         used, held = by_worker[worker.worker_id], worker.block_count - worker.blocks_free
-        yield Row(
-            worker.worker_id,
-            (
-                name_of(core, worker.worker_id),
-                f"{used}/{worker.slots_max}",
-                bar(used, worker.slots_max),
-                f"{held}/{worker.block_count}"
-                + (f" +{worker.host_blocks_used} host" if worker.host_block_count else ""),
-                bar(held, worker.block_count),
-                ", ".join(f"{p.plan_id}: {p.steps_answered}/{p.lease_steps}" for p in worker.plans),
-                ", ".join(["takes more"] * takes_more(worker) + states_of(worker)),
-            ),
+        yield (
+            name_of(core, worker.worker_id),
+            f"{used}/{worker.slots_max}",
+            bar(used, worker.slots_max),
+            f"{held}/{worker.block_count}"
+            + (f" +{worker.host_blocks_used} host" if worker.host_block_count else ""),
+            bar(held, worker.block_count),
+            ", ".join(f"{p.plan_id}: {p.steps_answered}/{p.lease_steps}" for p in worker.plans),
+            ", ".join(["takes more"] * takes_more(worker) + states_of(worker)),
         )
 
 
@@ -190,18 +182,15 @@ def running_rows(some: Iterable[Choice]) -> Iterator[Row]:
     for one in some:
         if one.state not in ("running", "retiring"):
             continue
-        yield Row(
-            f"{one.tenant}:{one.id}/{one.choice}",
-            (
-                str(one.slot) if one.state == "running" else "-",
-                one.name,
-                one.tenant,
-                one.worker,
-                f"{one.tokens}/{one.tokens_max}",
-                bar(one.tokens, one.tokens_max, one.computed_tokens),
-                age(one.age_s),
-                str(one.preemptions or ""),
-            ),
+        yield (
+            str(one.slot) if one.state == "running" else "-",
+            one.name,
+            one.tenant,
+            one.worker,
+            f"{one.tokens}/{one.tokens_max}",
+            bar(one.tokens, one.tokens_max, one.computed_tokens),
+            age(one.age_s),
+            str(one.preemptions or ""),
         )
 
 
@@ -213,17 +202,14 @@ def queue_rows(some: Iterable[Choice]) -> Iterator[Row]:
     for one in some:
         if one.state in ("running", "retiring"):
             continue
-        yield Row(
-            f"{one.tenant}:{one.id}/{one.choice}",
-            (
-                str(one.position or "-"),
-                one.name,
-                one.tenant,
-                one.state,
-                f"{one.tokens}/{one.tokens_max}",
-                age(one.age_s),
-                one.why,
-            ),
+        yield (
+            str(one.position or "-"),
+            one.name,
+            one.tenant,
+            one.state,
+            f"{one.tokens}/{one.tokens_max}",
+            age(one.age_s),
+            one.why,
         )
 
 

@@ -183,22 +183,19 @@ class Top(App[None]):
         self._headline.update("  ".join([*said, self._line]))
 
     def _fill(self, name: str, rows: Iterator[Row]) -> None:
-        """Rows that stay are changed in place: the cursor and the scroll stay where they are."""
+        """In place, line by line: the cursor and the scroll stay where they are."""
         table: DataTable[str] = self.query_one(f"#{name}", DataTable)
         # An address of IPv6 is written as a style is.
-        wanted = {row.key: (*map(escape, row.cells),) for row in islice(rows, ROWS_MAX)}
-        known = [str(row.key.value) for row in table.ordered_rows]
-        at = table.cursor_row
-        if known != list(wanted)[: len(known)]:
-            table.clear()
-            known = []
+        wanted = [(*map(escape, row),) for row in islice(rows, ROWS_MAX)]
+        for line in reversed(range(len(wanted), table.row_count)):
+            table.remove_row(str(line))
         # Of a cell that is narrower than its column all of the column would be measured.
-        widest = [max(map(len, column)) for column in zip(*wanted.values(), strict=True)]
-        for key in known:
-            for index, cell in enumerate(wanted[key]):
-                if table.get_cell(key, str(index)) != cell:
-                    is_widest = len(cell) == widest[index]
-                    table.update_cell(key, str(index), cell, update_width=is_widest)
-        for key in list(wanted)[len(known) :]:
-            table.add_row(*wanted[key], key=key)
-        table.move_cursor(row=min(at, max(0, len(wanted) - 1)))
+        widest = [column.index(max(column, key=len)) for column in zip(*wanted, strict=True)]
+        known = table.row_count
+        for line, row in enumerate(wanted[:known]):
+            for index, cell in enumerate(row):
+                if table.get_cell(str(line), str(index)) != cell:
+                    is_widest = line == widest[index]
+                    table.update_cell(str(line), str(index), cell, update_width=is_widest)
+        for line, row in enumerate(wanted[known:], known):
+            table.add_row(*row, key=str(line))

@@ -117,7 +117,7 @@ def test_who_waits_is_always_told_why() -> None:
     assert whys() == ["its turn has not come", "behind those before it"]
     worker.passed_over.add(stage="lease", why=WhyPassedOver.WHY_PASSED_OVER_PREFILL)
     (row,) = worker_rows(core)
-    assert row.cells[-1] == "takes more, short plans: a prefill goes on"
+    assert row[-1] == "takes more, short plans: a prefill goes on"
     assert whys() == ["its turn has not come", "behind those before it"]
     worker.is_late = True
     assert whys() == ["a step of the worker is overdue"] * 2
@@ -222,7 +222,7 @@ def test_a_worker_behind_a_socket_is_called_by_its_name() -> None:
         "w2": "unix:/one/worker-1.sock",
         "w3": "unix:/other/worker-1.sock",
     }
-    names = [row.cells[0] for row in worker_rows(seen(cell))]
+    names = [row[0] for row in worker_rows(seen(cell))]
     assert names == ["worker-0", "unix:/one/worker-1.sock", "unix:/other/worker-1.sock"]
 
 
@@ -421,3 +421,24 @@ async def test_a_long_queue_is_drawn_in_time_as_it_is_long(monkeypatch: pytest.M
             screen.app.take(cell.tell())
     assert len(asked) >= 100
     assert sum(asked) <= 1
+
+
+async def test_a_table_stays_where_it_was_scrolled_to_while_rows_come_and_go() -> None:
+    """In a narrow terminal the reasons of a queue are to the right."""
+    cell, screen = Told(spec(slots=1)), Screen()
+    for _ in range(60):
+        cell.submit(1, 9)
+    async with screen.app.run_test(size=(60, 40)) as pilot:
+        screen.app.take(cell.tell())
+        table: DataTable[str] = screen.app.query_one("#queue", DataTable)
+        while table.max_scroll_x < 7 or table.max_scroll_y < 20:
+            await pilot.pause(0.01)
+        table.scroll_to(x=7, y=20, animate=False, immediate=True)
+        assert (table.scroll_x, table.scroll_y) == (7, 20)
+        for id in (1, 2, 50):
+            cell.cancel(id)
+        screen.app.take(cell.tell())
+        await pilot.pause()
+        assert [row[1] for row in screen.rows("queue")[:2]] == ["r3", "r4"]
+        assert table.row_count == 57
+        assert (table.scroll_x, table.scroll_y) == (7, 20)
