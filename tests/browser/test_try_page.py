@@ -256,6 +256,28 @@ async def test_an_answer_that_waits_says_so_and_is_stopped(
     assert await page.look(NOTE) == "0 tokens · stopped"
 
 
+async def test_a_new_conversation_begins_at_once_and_ends_the_answer_of_the_one_before(
+    page: Tab, whole_stack: WholeStack
+) -> None:
+    with whole_stack.held():
+        await asked(page)
+        await page.until(f"{TURNS}.at(-1).seen > 0")
+        id = await page.look(f"{TURNS}.at(-1).id")
+        await page.look("void (window.isLeft = true)")
+        await page.look("document.getElementById('fresh').click()")
+        await page.until("!window.isLeft && document.getElementById('state').textContent")
+        assert await page.look("document.querySelectorAll('#log article').length") == 0
+        async with httpx.AsyncClient(base_url=whole_stack.door.http, timeout=60) as client:
+
+            async def is_cancelled() -> bool:
+                reply = (await client.get(f"/v1/responses/{id}")).json()
+                return bool(reply.get("status") == "cancelled")
+
+            await until(is_cancelled, "what nobody reads any more has ended")
+    await set_to(page, max_output_tokens="4")
+    assert await said(page, "Hello!")
+
+
 async def test_what_is_wrong_is_said_and_the_next_one_is_fine(
     page: Tab, whole_stack: WholeStack
 ) -> None:

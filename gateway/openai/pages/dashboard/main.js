@@ -253,7 +253,7 @@ for (const body of [$("queue"), $("running")]) body.addEventListener("click", (e
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape" && drawer.id !== null) { drawer.close(true); tip(""); }
   const isTyping = /^(INPUT|SELECT|BUTTON|TEXTAREA|A)$/.test(event.target.tagName) && event.target.type !== "range";
-  if (event.key === " " && !isTyping && !$("key-dialog").open) { event.preventDefault(); pause(!view.isPaused); }
+  if (event.key === " " && !event.repeat && !isTyping && !$("key-dialog").open) { event.preventDefault(); pause(!view.isPaused); }
 });
 
 // A key is asked for where one is needed.
