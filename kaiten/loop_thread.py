@@ -15,6 +15,7 @@ class LoopThread:
 
     def __init__(self, name: str) -> None:
         self._started = Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]()
+        self._awaited = set[Future[Any]]()
         self._thread = Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
         self._loop, self._asked = self._started.result()
@@ -48,7 +49,10 @@ class LoopThread:
             raise RuntimeError(
                 f"{self._thread.name} was closed, or is of the process that this was forked from"
             )
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        self._awaited.add(future)
+        future.add_done_callback(self._awaited.discard)
+        return future
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run it there, and wait for its result. Interrupted, it is cancelled."""
@@ -66,7 +70,12 @@ class LoopThread:
             self._thread.join()
 
     def _run(self) -> None:
-        asyncio.run(self._until_asked())
+        try:
+            asyncio.run(self._until_asked())
+        except (SystemExit, KeyboardInterrupt) as ended:
+            # What runs there has called for the end: who waits would do so for ever.
+            for future in tuple(self._awaited):
+                future.set_exception(ended)
 
     async def _until_asked(self) -> None:
         asked = asyncio.Event()

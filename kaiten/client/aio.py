@@ -92,7 +92,10 @@ class AsyncGeneration:
     async def until_accepted(self) -> None:
         """Return when the service has the request: it is not lost then, whatever dies."""
         while not self._following.is_accepted:
-            await self._step()
+            try:
+                await self._step()
+            except StopAsyncIteration:
+                raise RequestCancelledError("it was closed before it was accepted") from None
 
     async def result(self) -> Completion:
         """The whole answer (since attaching, if attached), reading what is left of it first."""
@@ -124,10 +127,18 @@ async def _follow(calls: Calls) -> AsyncGenerator[Delta | None, None]:
                     raise
                 if calls.go_on:
                     raise RequestCancelledError("the client was closed") from None
+            following.raise_if_late(error)
             if calls.go_on:
-                await asyncio.sleep(calls.wait_s_after(error))
+                await _wait(calls, calls.wait_s_after(error))
     finally:
         calls.end()
+
+
+async def _wait(calls: Calls, wait_s: float) -> None:
+    woken = asyncio.Event()
+    with calls.waking(woken.set), suppress(TimeoutError):
+        async with asyncio.timeout(wait_s):
+            await woken.wait()
 
 
 def _is_cancelled() -> bool:
@@ -176,7 +187,7 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Close the connection; generations in progress are cancelled."""
-        self._lifetime.is_closed = True
+        self._lifetime.close()
         if not self._lifetime.is_forked:
             await self._channel.close()
 
@@ -253,7 +264,8 @@ class AsyncClient:
         call = attach_to(
             request_id, positions, return_token_ids=return_token_ids, keep_running=keep_running
         )
-        return self._followed(Following(attach=call, resume_s=self._resume_s), timeout_s)
+        following = Following(attach=call, resume_s=self._resume_s, overload_s=self._overload_s)
+        return self._followed(following, timeout_s)
 
     async def cancel(self, request_id: str) -> bool:
         """Stop a request. False when it had already ended."""

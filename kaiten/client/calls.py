@@ -1,7 +1,8 @@
 """The calls that follow one request, one after another; of either client."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
@@ -32,6 +33,7 @@ class Calls:
         self._deadline_s = deadline_of(timeout_s)
         self._rpc: Any = None
         self._is_closed = False
+        self._wake: Callable[[], object] | None = None
 
     @property
     def go_on(self) -> bool:
@@ -42,6 +44,7 @@ class Calls:
         """The stream of the next call. DeadlineExceededError: no time is left for one.
         RequestCancelledError: the client was closed.
         """
+        self._check_client()
         call = self.following.next_call()
         method = self._stub.Generate if isinstance(call, pb.GenerateRequest) else self._stub.Attach
         timeout_s = seconds_left(self._deadline_s)
@@ -58,10 +61,22 @@ class Calls:
         return self._rpc
 
     def wait_s_after(self, error: ApiError | None) -> float:
-        """As Following's, and no longer than the request has time."""
+        """As Following's, and no longer than the request has time. RequestCancelledError: the
+        client was closed.
+        """
+        self._check_client()
         now_s = time.monotonic()
         wait_s = self.following.wait_s_after(error, now_s=now_s)
         return wait_s if self._deadline_s is None else min(wait_s, max(0, self._deadline_s - now_s))
+
+    @contextmanager
+    def waking(self, wake: Callable[[], object]) -> Iterator[None]:
+        """For the time of a wait between calls, which `close`, or the client's, ends by `wake`."""
+        self._wake = wake
+        with self.lifetime.waking(wake):
+            if self._is_closed:
+                wake()
+            yield
 
     def end(self) -> None:
         """Cancel the call that is under way, if one is."""
@@ -71,4 +86,10 @@ class Calls:
     def close(self) -> None:
         """The same, and make no other."""
         self._is_closed = True
+        if self._wake is not None:
+            self._wake()
         self.end()
+
+    def _check_client(self) -> None:
+        if self.lifetime.is_closed:
+            raise RequestCancelledError("the client was closed")

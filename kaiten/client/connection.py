@@ -6,7 +6,8 @@ import math
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from numbers import Real
 from typing import Any, Final
 
@@ -74,11 +75,29 @@ class Lifetime:
         self._pid = os.getpid()
         self._loop = loop
         self.is_closed = False
+        self._wakes: dict[Callable[[], object], None] = {}
 
     @property
     def is_forked(self) -> bool:
         """gRPC's threads are not forked: calls, and their ends, would wait for ever."""
         return os.getpid() != self._pid
+
+    def close(self) -> None:
+        """Whoever waits for something is woken."""
+        self.is_closed = True
+        for wake in tuple(self._wakes):
+            wake()
+
+    @contextmanager
+    def waking(self, wake: Callable[[], object]) -> Iterator[None]:
+        """For the time of a wait that is in vain when the client is closed."""
+        self._wakes[wake] = None
+        try:
+            if self.is_closed:
+                wake()
+            yield
+        finally:
+            del self._wakes[wake]
 
     def check(self) -> None:
         """RuntimeError: a call is not for this process, or this loop."""

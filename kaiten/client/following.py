@@ -11,6 +11,7 @@ from typing import Final
 
 from kaiten.client.errors import (
     ApiError,
+    DeadlineExceededError,
     InternalServerError,
     OverloadedError,
     RequestCancelledError,
@@ -86,6 +87,8 @@ class Following:
         self._done: pb.Done | None = None
         self._failures = 0
         self._lost_at_s: float | None = None
+        # Between calls, since the last progress.
+        self._waited_s = 0.0
         # A connection broke, and whoever was at its other end may live.
         self._was_cut = False
         self._refused_at_s: float | None = None
@@ -121,6 +124,8 @@ class Following:
         kind = event.WhichOneof("event")
         if kind == "accepted":
             self._is_accepted = True
+            # Who takes us has been found: until it has output for us may be long.
+            self._lost_at_s = None
             return None
         if kind == "delta":
             delta = self._on_delta(delta_from_proto(event.delta))
@@ -138,7 +143,7 @@ class Following:
 
     def _progressed(self) -> None:
         """What is told again is no progress: a gateway that takes and drops us may not hold us."""
-        self._failures, self._lost_at_s = 0, None
+        self._failures, self._lost_at_s, self._waited_s = 0, None, 0.0
 
     def wait_s_after(self, error: ApiError | None, *, now_s: float) -> float:
         """The stream broke (`error`) or just ended (None): how long to wait before the next call.
@@ -160,7 +165,8 @@ class Following:
         wait_s = max(full_s, doubled_s(WAIT_S_MIN, self._failures, WAIT_S_MAX))
         if self._lost_at_s is None:
             self._lost_at_s = now_s
-        if now_s + wait_s - self._lost_at_s > self._resume_s:
+        self._waited_s += wait_s
+        if max(now_s + wait_s - self._lost_at_s, self._waited_s) > self._resume_s:
             if error is None:
                 raise UnavailableError("the stream ended without a last event")
             raise UnavailableError(
@@ -180,6 +186,13 @@ class Following:
         if now_s + wait_s - self._refused_at_s > self._overload_s:
             raise error
         return wait_s
+
+    def raise_if_late(self, error: ApiError | None) -> None:
+        """A request whose time ran out is told so, and where, behind its last event."""
+        if isinstance(error, DeadlineExceededError) and any(
+            choice.reason == "deadline_exceeded" for choice in self._choices.values()
+        ):
+            raise error
 
     def completion(self) -> Completion:
         """The whole answer. RequestCancelledError: it was closed before `is_done`."""

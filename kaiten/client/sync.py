@@ -9,10 +9,11 @@ from the position it had reached. Leaving a `with` around it, closing or forgett
 request.
 """
 
-import time
+import asyncio
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any, Self, Unpack
 
@@ -31,7 +32,7 @@ from kaiten.client.connection import (
     seconds,
     with_key,
 )
-from kaiten.client.errors import ApiError, from_rpc_error
+from kaiten.client.errors import ApiError, RequestCancelledError, from_rpc_error
 from kaiten.client.following import Following
 from kaiten.client.request import GenerateOptions, Input, attach_to, id_of, request_from
 from kaiten.client.results import Completion, Delta, RequestStatus, status_from_proto
@@ -91,7 +92,10 @@ class Generation:
     def until_accepted(self) -> None:
         """Return when the service has the request: it is not lost then, whatever dies."""
         while not self._following.is_accepted:
-            self._step()
+            try:
+                self._step()
+            except StopIteration:
+                raise RequestCancelledError("it was closed before it was accepted") from None
 
     @property
     def result(self) -> Completion:
@@ -118,10 +122,18 @@ def _follow(calls: Calls) -> Generator[Delta | None, None, None]:
                     yield following.feed(answer.event)
             except grpc.RpcError as rpc_error:
                 error = from_rpc_error(rpc_error)
+            following.raise_if_late(error)
             if calls.go_on:
-                time.sleep(calls.wait_s_after(error))
+                _wait(calls, calls.wait_s_after(error))
     finally:
         calls.end()
+
+
+def _wait(calls: Calls, wait_s: float) -> None:
+    # Closed by a handler of a signal, too, in this very thread: an Event would have locked it out.
+    woken = SimpleQueue[None]()
+    with calls.waking(partial(woken.put, None)), suppress(Empty):
+        woken.get(timeout=wait_s)
 
 
 class Client:
@@ -171,7 +183,7 @@ class Client:
 
     def close(self) -> None:
         """Close the connection; generations in progress are cancelled."""
-        self._lifetime.is_closed = True
+        self._lifetime.close()
         # Of a fork nobody waits for an answer, and there is nobody to close it.
         if not self._lifetime.is_forked:
             self._channel.close()
@@ -196,16 +208,20 @@ class Client:
         """Submit many with the same options, `at_once` at a time; their outputs, in their order.
 
         What is refused because too much is live is offered again when the service says so. The
-        first that fails otherwise is raised, and cancels the others. `on_done` is called in another
-        thread.
+        first that fails otherwise is raised, and cancels the others. `prompts` is read, and
+        `on_done` called, in another thread.
         """
         self._lifetime.check_open()
 
         async def complete() -> list[Completion]:
             async with self._aio() as client:
-                return await client.complete_all(
-                    prompts, at_once=at_once, on_done=on_done, **options
-                )
+                loop = asyncio.get_running_loop()
+                with self._lifetime.waking(
+                    lambda: asyncio.run_coroutine_threadsafe(client.close(), loop)
+                ):
+                    return await client.complete_all(
+                        prompts, at_once=at_once, on_done=on_done, **options
+                    )
 
         # Ours may be a thread with a loop that runs: a notebook's.
         with LoopThread("kaiten-client") as loop:
@@ -236,7 +252,8 @@ class Client:
         call = attach_to(
             request_id, positions, return_token_ids=return_token_ids, keep_running=keep_running
         )
-        return self._followed(Following(attach=call, resume_s=self._resume_s), timeout_s)
+        following = Following(attach=call, resume_s=self._resume_s, overload_s=self._overload_s)
+        return self._followed(following, timeout_s)
 
     def cancel(self, request_id: str) -> bool:
         """Stop a request. False when it had already ended."""

@@ -62,6 +62,8 @@ class ScriptedGateway(
         self.deadlines_s: list[float | None] = []
         self.metadata: list[dict[str, str]] = []
         self.left = asyncio.Event()
+        # A stream has ended with an error of its script.
+        self.refused = asyncio.Event()
         self.port = port
         self._server = grpc_server.create_server()
 
@@ -112,6 +114,7 @@ class ScriptedGateway(
         try:
             for step in self.scripts.pop(0):
                 if isinstance(step, Exception):
+                    self.refused.set()
                     raise step
                 if isinstance(step, bytes):
                     details = (("grpc-status-details-bin", step),)

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import math
 import os
 from collections.abc import Iterator
 
@@ -10,6 +11,7 @@ import pytest
 from kaiten.client import AsyncClient, AsyncGeneration, Client
 from kaiten.client.errors import InternalServerError, RequestCancelledError
 from kaiten.local.ports import HeldPort
+from service_kit import errors
 from tests.support.scripted_gateway import ScriptedGateway, accepted, delta, done, finished
 
 WAIT_S = 60.0
@@ -104,15 +106,76 @@ async def test_closing_the_client_is_told_to_who_reads() -> None:
             await asyncio.wait_for(task, WAIT_S)
 
 
-async def test_closing_the_client_is_told_to_who_reads_sync() -> None:
+@pytest.mark.parametrize("resume_s", [0.0, 30.0])
+async def test_closing_the_client_is_told_to_who_reads_sync(resume_s: float) -> None:
     standing = asyncio.Event()
     async with ScriptedGateway([accepted(), delta(0, "a"), standing]) as gateway:
-        client = Client(gateway.address)
+        client = Client(gateway.address, resume_s=resume_s)
         reading = asyncio.create_task(asyncio.to_thread(list, client.generate("hi")))
         await asyncio.wait_for(standing.wait(), WAIT_S)
         await asyncio.to_thread(client.close)
         with pytest.raises(RequestCancelledError, match="the client was closed"):
             await asyncio.wait_for(reading, WAIT_S)
+
+
+FULL = errors.Overloaded("queue full", 3600.0)
+
+
+async def until_it_waits(gateway: ScriptedGateway) -> None:
+    """For the time that the service has named."""
+    async with asyncio.timeout(WAIT_S):
+        await gateway.refused.wait()
+
+
+@pytest.mark.parametrize("closes", ["client", "generation"])
+async def test_who_waits_for_room_need_not_when_it_is_closed(closes: str) -> None:
+    async with (
+        ScriptedGateway([FULL]) as gateway,
+        AsyncClient(gateway.address, overload_s=math.inf) as client,
+    ):
+        generation = client.generate("hi")
+        waiting = asyncio.create_task(generation.result())
+        await until_it_waits(gateway)
+        await (client if closes == "client" else generation).close()
+        with pytest.raises(RequestCancelledError, match="was closed"):
+            await asyncio.wait_for(waiting, WAIT_S)
+
+
+@pytest.mark.parametrize("closes", ["client", "generation"])
+async def test_who_waits_for_room_need_not_when_it_is_closed_sync(closes: str) -> None:
+    async with ScriptedGateway([FULL]) as gateway:
+        with Client(gateway.address, overload_s=math.inf) as client:
+            generation = client.generate("hi")
+            waiting = asyncio.create_task(asyncio.to_thread(lambda: generation.result))
+            await until_it_waits(gateway)
+            await asyncio.to_thread((client if closes == "client" else generation).close)
+            with pytest.raises(RequestCancelledError, match="was closed"):
+                await asyncio.wait_for(waiting, WAIT_S)
+
+
+async def test_closing_the_client_is_told_to_who_has_many_answered() -> None:
+    standing = asyncio.Event()
+    async with ScriptedGateway([accepted(), standing]) as gateway:
+        client = Client(gateway.address)
+        waiting = asyncio.create_task(asyncio.to_thread(client.complete_all, ["hi"]))
+        await asyncio.wait_for(standing.wait(), WAIT_S)
+        await asyncio.to_thread(client.close)
+        with pytest.raises(RequestCancelledError, match="the client was closed"):
+            await asyncio.wait_for(waiting, WAIT_S)
+        await asyncio.wait_for(gateway.left.wait(), WAIT_S)
+
+
+async def test_what_is_closed_before_it_is_accepted_was_not_submitted() -> None:
+    async with ScriptedGateway() as gateway, AsyncClient(gateway.address) as client:
+        generation = client.generate("hi")
+        await generation.close()
+        with pytest.raises(RequestCancelledError, match="closed before it was accepted"):
+            await generation.until_accepted()
+        with Client(gateway.address) as blocking:
+            closed = blocking.generate("hi")
+            closed.close()
+            with pytest.raises(RequestCancelledError, match="closed before it was accepted"):
+                closed.until_accepted()
 
 
 async def test_closing_the_client_is_told_to_who_asks() -> None:

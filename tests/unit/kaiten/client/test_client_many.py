@@ -163,6 +163,19 @@ async def test_what_is_not_accepted_was_not_submitted() -> None:
             await client.submit("hi")
 
 
+async def test_who_comes_back_waits_for_room_too() -> None:
+    full = errors.Overloaded("too many streams", 0.01)
+    async with ScriptedGateway([full], whole("a"), [full], whole("b")) as gateway:
+        async with AsyncClient(gateway.address, overload_s=WAIT_S) as client:
+            assert (await client.wait("r")).text == "a"
+
+        def wait() -> str:
+            with Client(gateway.address, overload_s=WAIT_S) as client:
+                return client.wait("r").text
+
+        assert await asyncio.to_thread(wait) == "b"
+
+
 def test_room_is_waited_for_as_long_as_the_service_says_and_we_may() -> None:
     following = Following(
         generate=pb.GenerateRequest(request_id="r"), resume_s=0.0, overload_s=10.0
@@ -182,6 +195,28 @@ def test_what_is_told_again_does_not_hold_a_client() -> None:
     def take_and_drop() -> None:
         while ends_s[-1] < 200.0:
             following.feed(finished(1))
+            ends_s.append(ends_s[-1] + following.wait_s_after(None, now_s=ends_s[-1]))
+
+    with pytest.raises(UnavailableError):
+        take_and_drop()
+    assert ends_s[-1] <= 106.0
+
+
+def test_who_found_another_gateway_has_lost_none() -> None:
+    """A queue is longer than the time for which a gateway is looked for."""
+    following = Following(attach=pb.AttachRequest(request_id="r"), resume_s=5.0)
+    for lost_at_s in (100.0, 200.0, 300.0):
+        assert following.wait_s_after(None, now_s=lost_at_s) < 1.0
+        following.feed(accepted())
+
+
+def test_a_gateway_that_takes_and_drops_each_does_not_hold_a_client() -> None:
+    following = Following(attach=pb.AttachRequest(request_id="r"), resume_s=5.0)
+    ends_s = [100.0]
+
+    def take_and_drop() -> None:
+        while ends_s[-1] < 200.0:
+            following.feed(accepted())
             ends_s.append(ends_s[-1] + following.wait_s_after(None, now_s=ends_s[-1]))
 
     with pytest.raises(UnavailableError):
@@ -231,6 +266,22 @@ def test_a_loop_in_a_thread_ends_with_what_runs_in_it() -> None:
     loop.close()
     loop.close()
     assert (task.cancelled(), ended) == (True, [True])
+
+
+async def test_a_program_may_end_where_an_answer_is_counted() -> None:
+    def end(_completion: Completion) -> None:
+        raise SystemExit(3)
+
+    def run(address: str) -> int:
+        with Client(address) as client:
+            try:
+                client.complete_all(["hi"], on_done=end)
+            except SystemExit as ended:
+                return int(str(ended.code))
+        return 0
+
+    async with ScriptedGateway(whole("a")) as gateway:
+        assert await asyncio.wait_for(asyncio.to_thread(run, gateway.address), WAIT_S) == 3
 
 
 def test_what_fails_in_the_loop_fails_here() -> None:
