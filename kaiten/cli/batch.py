@@ -199,8 +199,20 @@ def _begun(server: Server, url: str, files: Files) -> dict[str, Any]:
     except Refused as error:
         # What it finds wrong was not begun. Who lacks a key, say, may come back with it.
         if error.status == httpx.codes.BAD_REQUEST:
+            if _is_gone(server, note.file_id):
+                hint = f"was it begun with another key? Else delete {files.note} to begin anew"
+                raise BatchError(f"{error}\n{hint}") from error
             _forget(server, note.file_id, files)
         raise
+
+
+def _is_gone(server: Server, file_id: str) -> bool:
+    """It is kept no more, or another tenant's."""
+    try:
+        server.ask("GET", f"/v1/files/{file_id}")
+    except Refused as error:
+        return error.status == httpx.codes.NOT_FOUND
+    return False
 
 
 def _endpoint(content: bytes) -> str:

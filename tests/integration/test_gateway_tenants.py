@@ -1,5 +1,6 @@
 """API keys and tenants over both doors: who may call, who sees what, and whose bound it is."""
 
+import asyncio
 import hashlib
 import json
 from collections.abc import AsyncIterator, Sequence
@@ -15,6 +16,7 @@ from openai import AsyncOpenAI, AuthenticationError
 
 from gateway.app import OPERATIONS
 from gateway.grpc.inference import SERVICE_NAMES
+from kaiten.cli.batch import Files, Note, batch
 from kaiten.v1 import inference_service_pb2 as pb
 from kaiten.v1 import model_service_pb2 as model_pb
 from ledger.servers.connections import Command
@@ -48,6 +50,26 @@ async def all_of(call: Any) -> list[Any]:
 def http_of(stack: Stack, key: str = "") -> httpx.AsyncClient:
     headers = {"authorization": f"Bearer {key}"} if key else {}
     return httpx.AsyncClient(base_url=stack.gateway.http_url, headers=headers, timeout=WAIT_S)
+
+
+async def test_a_batch_is_not_forgotten_by_who_comes_back_as_another_tenant(
+    stack: Stack, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its lines would be answered twice. A command of alice's was killed before."""
+    path = tmp_path / "lines.jsonl"
+    path.write_text('{"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": {}}\n')
+    files, content, url = Files(path), path.read_bytes(), stack.gateway.http_url
+    async with http_of(stack, "alice-key") as http:
+        form: Any = {"files": {"file": ("lines.jsonl", content)}, "data": {"purpose": "batch"}}
+        file_id = (await http.post("/v1/files", **form)).json()["id"]
+        note = Note(url=url, digest=hashlib.sha256(content).hexdigest(), file_id=file_id, key="k")
+        note.write(files.note)
+        code = await asyncio.to_thread(batch, url, None, path, api_key="bob-key", cancels=False)
+        said = capsys.readouterr().err
+        assert (code, Note.read(files.note)) == (1, note)
+        assert "begun with another key? " in said
+        assert f"delete {files.note} to begin anew" in said
+        assert (await http.get(f"/v1/files/{file_id}")).is_success
 
 
 @pytest.mark.parametrize(
