@@ -180,7 +180,7 @@ def _progress(total: int) -> Iterator[Callable[[Completion], None]]:
         MofNCompleteColumn(),
         TextColumn("{task.fields[tokens]} tokens"),
         TimeRemainingColumn(),
-        console=console(),
+        console=console(is_unfailing=True),
     ) as bar:
         task, tokens = bar.add_task("", total=total, tokens=0), 0
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from pathlib import Path
 from statistics import median
 from typing import Final
 
@@ -60,9 +61,9 @@ def bench(addresses: Sequence[str], options: BenchOptions, repeats: int) -> int:
         console().print(text.append(HINTS.get(error.kind, "")), soft_wrap=True)
         return 1
     # First: whoever looks may leave, as head does, and it took long.
-    _keep(runs, options)
+    are_kept = _keep(runs, options)
     _show(runs)
-    return 0 if all(run.figures.requests_ok for run in runs) else 1
+    return 0 if are_kept and all(run.figures.requests_ok for run in runs) else 1
 
 
 def _named(text: str, index: int) -> tuple[str, str]:
@@ -171,7 +172,7 @@ def _progress(label: str, plan: Plan) -> Iterator[Callable[[Outcome], None]]:
         MofNCompleteColumn(),
         TextColumn("{task.fields[state]}"),
         TimeElapsedColumn(),
-        console=console(),
+        console=console(is_unfailing=True),
         disable=not sys.stderr.isatty(),
     )
     with bar:
@@ -219,26 +220,45 @@ def _cell(values: Sequence[float]) -> str:
     return f"{middle} ({figure(min(values))}…{figure(max(values))})"
 
 
-def _keep(runs: Sequence[Run], options: BenchOptions) -> None:
-    """JSON lines: one per request and one per run, told apart by `kind`."""
-    asked = {key: value for key, value in asdict(options).items() if value is not None}
+def _keep(runs: Sequence[Run], options: BenchOptions) -> bool:
+    """Each file that was asked for. False: one cannot be written, which is said."""
+    are_kept, told = True, console(is_unfailing=True)
+    for flag, path, write in (
+        ("--report", options.report, _write_report),
+        ("--jsonl", options.jsonl, _append_lines),
+    ):
+        if path is None:
+            continue
+        try:
+            write(path, runs, options)
+        except OSError as error:
+            are_kept = False
+            text = f"{flag} {path} cannot be written: {error.strerror}"
+            told.print(Text(text, style="red"), soft_wrap=True)
+    return are_kept
+
+
+def _write_report(path: Path, runs: Sequence[Run], options: BenchOptions) -> None:
     facts = {
         "workload": options.workload,
         "load": f"{options.concurrency} askers" if options.concurrency else options.arrivals,
         "requests": len(runs[0].outcomes),
         "on": time.strftime("%Y-%m-%d %H:%M"),
     }
-    if options.report is not None:
-        title = "kaiten bench" if len(by_name(runs)) == 1 else "kaiten bench compare"
-        options.report.write_text(page(runs, title=title, facts=facts), encoding="utf-8")
-        console().print(f"report: {options.report}", highlight=False)
-    if options.jsonl is not None:
-        base = {"schema": SCHEMA_VERSION, "options": json.loads(json.dumps(asked, default=str))}
-        with options.jsonl.open("a", encoding="utf-8") as file:
-            for run in runs:
-                for outcome in run.outcomes:
-                    line = {"kind": "request", "name": run.name, **asdict(outcome)}
-                    file.write(json.dumps(line) + "\n")
-                figures = run.figures.to_json()
-                line = {"kind": "run", **base, "name": run.name, "target": run.says, **figures}
+    title = "kaiten bench" if len(by_name(runs)) == 1 else "kaiten bench compare"
+    path.write_text(page(runs, title=title, facts=facts), encoding="utf-8")
+    console(is_unfailing=True).print(f"report: {path}", highlight=False)
+
+
+def _append_lines(path: Path, runs: Sequence[Run], options: BenchOptions) -> None:
+    """One per request and one per run, told apart by `kind`."""
+    asked = {key: value for key, value in asdict(options).items() if value is not None}
+    base = {"schema": SCHEMA_VERSION, "options": json.loads(json.dumps(asked, default=str))}
+    with path.open("a", encoding="utf-8") as file:
+        for run in runs:
+            for outcome in run.outcomes:
+                line = {"kind": "request", "name": run.name, **asdict(outcome)}
                 file.write(json.dumps(line) + "\n")
+            figures = run.figures.to_json()
+            line = {"kind": "run", **base, "name": run.name, "target": run.says, **figures}
+            file.write(json.dumps(line) + "\n")

@@ -1,5 +1,6 @@
 """`LLM`: a stack that belongs to an object, with the shipped model and all its processes."""
 
+import errno
 import gc
 import io
 import json
@@ -56,7 +57,7 @@ def test_a_bar_on_a_terminal_counts_answers_and_their_tokens(
 ) -> None:
     seen = io.StringIO()
     terminal = Console(file=seen, force_terminal=True, width=80)
-    monkeypatch.setattr("kaiten.llm.console", lambda: terminal)
+    monkeypatch.setattr("kaiten.llm.console", lambda **_: terminal)
     monkeypatch.setattr(llm, "_has_progress", terminal.is_terminal)
     llm.generate(PROMPTS, max_tokens=12, ignore_eos=True)
     bars = re.findall(
@@ -66,6 +67,21 @@ def test_a_bar_on_a_terminal_counts_answers_and_their_tokens(
     assert counts == sorted(counts)
     assert all(tokens == 12 * count for count, tokens in counts)
     assert (counts[0], counts[-1]) == ((0, 0), (3, 36))
+
+
+def test_a_terminal_that_was_closed_costs_no_answer(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Closed(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+        def write(self, _: str) -> int:
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(sys, "stderr", Closed())
+    monkeypatch.setattr(llm, "_has_progress", True)
+    assert len(llm.generate(PROMPTS, max_tokens=4)) == 3
 
 
 def test_one_conversation_or_several(llm: LLM) -> None:
