@@ -6,6 +6,7 @@ There is no flag that takes the key itself: every user of a machine can read com
 import os
 import re
 import sys
+from codecs import BOM_UTF8
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final, TypeAlias
@@ -26,7 +27,7 @@ ApiKeyFile: TypeAlias = Annotated[
 def api_key(file: Path | None, environ: Mapping[str, str] = os.environ) -> str | None:
     """The key to send, or None. ValueError says which place holds something else, not what."""
     if file is None:
-        place, content = VARIABLE, environ.get(VARIABLE, "").encode()
+        place, content = VARIABLE, os.fsencode(environ.get(VARIABLE, ""))
         if not content:
             return None
     else:
@@ -36,7 +37,7 @@ def api_key(file: Path | None, environ: Mapping[str, str] = os.environ) -> str |
                 content = opened.read(1024)
         except OSError as error:
             raise ValueError(f"{place} cannot be read: {error.strerror}") from error
-    key = content.strip()
+    key = content.removeprefix(BOM_UTF8).strip()
     if not KEY.fullmatch(key):
         raise ValueError(
             f"{place} must hold an API key: 1 to 512 visible ASCII characters, no more"

@@ -8,15 +8,26 @@ from kaiten.api_key import HOW_TO_GIVE
 from kaiten.client.errors import (
     ApiError,
     DeadlineExceededError,
+    RequestCancelledError,
     UnauthenticatedError,
     UnavailableError,
 )
+from kaiten.client.results import Choice
 from kaiten.console import console, harmless
 from kaiten.tls import HTTP_1_HINT, TURNED_AWAY_HINT
 
 SOMEBODY_IS_THERE: Final = (HTTP_1_HINT, TURNED_AWAY_HINT)
 # A person is watching: say quickly that nobody answers.
 RESUME_S: Final = 5.0
+
+
+def problem_of(choice: Choice) -> ApiError | None:
+    """Why it is no whole answer; None: it is one."""
+    if choice.finish_reason == "error":
+        return ApiError(choice.error)
+    if choice.finish_reason == "cancelled":
+        return RequestCancelledError("the request was cancelled: its answer is cut off")
+    return None
 
 
 def complain(error: ApiError, address: str) -> int:
@@ -33,5 +44,5 @@ def complain(error: ApiError, address: str) -> int:
         text.append(f"\n{HOW_TO_GIVE}")
     elif error.retry_after_s is not None:
         text.append(f"\ntry again in {error.retry_after_s:g} s")
-    console().print(text)
+    console(is_unfailing=True).print(text)
     return 1

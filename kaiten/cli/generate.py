@@ -6,7 +6,7 @@ from dataclasses import asdict
 from os.path import expanduser
 from pathlib import Path
 
-from kaiten.cli.complaint import RESUME_S, complain
+from kaiten.cli.complaint import RESUME_S, complain, problem_of
 from kaiten.client import TLS, Client, Completion, Generation
 from kaiten.client.errors import ApiError
 from kaiten.client.request import GenerateOptions
@@ -53,7 +53,8 @@ def structured_of(
 
 def _text_of(option: str, file: Path) -> str:
     try:
-        return Path(expanduser(file)).read_text(encoding="utf-8")
+        # Without the mark that some editors begin it with.
+        return Path(expanduser(file)).read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ValueError(f"{option} {file}: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -79,12 +80,10 @@ def generate(
                 say(_json(generation.result) + "\n")
             else:
                 _stream(generation)
-            choice = generation.result.choices[0]
+            problem = problem_of(generation.result.choices[0])
     except ApiError as error:
         return complain(error, address)
-    if choice.finish_reason == "error":
-        return complain(ApiError(choice.error), address)
-    return 0
+    return 0 if problem is None else complain(problem, address)
 
 
 def _json(completion: Completion) -> str:

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from kaiten.cli.chat.lines import LineReader, history_file, on_interrupt
 from kaiten.cli.chat.state import Chat, told_of
-from kaiten.cli.complaint import complain
+from kaiten.cli.complaint import complain, problem_of
 from kaiten.client import Client, Delta, RequestStatus
 from kaiten.client.errors import ApiError
 from kaiten.client.request import GenerateOptions
@@ -61,8 +61,8 @@ def _ask(client: Client, chat: Chat, question: str, address: str) -> int:
     except ApiError as error:
         print(end="\n" * has_begun)
         return complain(error, address)
-    if answer.choices[0].finish_reason == "error":
-        return complain(ApiError(answer.choices[0].error), address)
+    if (problem := problem_of(answer.choices[0])) is not None:
+        return complain(problem, address)
     chat.answered(question, answer)
     if sys.stdout.isatty():
         console().print(Text(told_of(answer), style="dim"), soft_wrap=True)

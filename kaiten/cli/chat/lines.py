@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Final, Self
@@ -110,12 +110,12 @@ class LineReader:
             import readline
         except ModuleNotFoundError:
             return
-        self._remembers = True
-        try:
-            self._history.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            readline.read_history_file(str(self._history))
-        except OSError:
-            pass
+        # The current folder is nobody's home: ~ stays as it is for a user who has none.
+        self._remembers = self._history.is_absolute()
+        if self._remembers:
+            with suppress(OSError):
+                self._history.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                readline.read_history_file(str(self._history))
         readline.set_history_length(HISTORY_LINES)
         self._remembered = readline.get_current_history_length()
         readline.set_completer_delims(" ")

@@ -121,11 +121,13 @@ class Chat:
             Path(expanduser(name)).write_text(text + "\n", encoding="utf-8")
         except OSError as error:
             return Outcome(say=f"/save {name}: {error.strerror}")
+        except ValueError as error:
+            return Outcome(say=f"/save {name}: {error}")
         return Outcome(say=f"saved {len(self.messages())} messages to {name}")
 
     def _load(self, name: str) -> Outcome:
         try:
-            messages = _messages(Path(expanduser(name)).read_text(encoding="utf-8"))
+            messages = _messages(Path(expanduser(name)).read_text(encoding="utf-8-sig"))
         except OSError as error:
             return Outcome(say=f"/load {name}: {error.strerror}")
         except ValueError as error:

@@ -1,8 +1,10 @@
 """Commands that ask a gateway: what they send, what they print, and whose key nobody sees."""
 
 import asyncio
+import contextlib
 import io
 import json
+import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable
@@ -10,7 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from kaiten.api_key import api_key
+from kaiten.cli.complaint import complain
+from kaiten.client import UnavailableError
 from kaiten.local.ports import HeldPort
+from kaiten.v1 import common_pb2
 from service_kit.errors import InvalidRequest, Unauthenticated
 from tests.support.commands import here, kaiten, said_by
 from tests.support.scripted_gateway import ScriptedGateway, accepted, delta, done, finished
@@ -149,6 +155,43 @@ async def test_an_answer_that_keeps_to_something(
     assert (wanted.WhichOneof("constraint"), getattr(wanted, form)) == (form, "said")
 
 
+@pytest.mark.parametrize("words", [["generate", "Say:"], ["chat"]])
+async def test_an_answer_that_was_cut_off_is_not_taken_for_a_whole_one(
+    ask: Ask, words: list[str]
+) -> None:
+    cancelled = finished(3, reason=common_pb2.FINISH_REASON_CANCELLED)
+    async with ScriptedGateway([accepted(), delta(0, "Hel"), cancelled, done(3)]) as gateway:
+        code, said = await ask(gateway, *words, stdin="x\n")
+    assert (code, said) == (1, "Hel error: the request was cancelled: its answer is cut off ")
+
+
+@pytest.mark.parametrize("option", ["--file", "--json-schema"])
+async def test_a_mark_that_editors_begin_files_with_is_no_part_of_them(
+    ask: Ask, tmp_path: Path, option: str
+) -> None:
+    file = tmp_path / "text"
+    file.write_text("Say:", encoding="utf-8-sig")
+    words = [] if option == "--file" else ["Say:"]
+    async with ScriptedGateway([accepted(), delta(0, "Hi"), finished(2), done(2)]) as gateway:
+        await ask(gateway, "generate", *words, option, str(file))
+        (request,) = gateway.calls
+    given = request.text if option == "--file" else request.sampling.structured_outputs.json
+    assert given == "Say:"
+
+
+def test_a_failure_is_one_also_where_nobody_reads_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`kaiten generate hi 2>&1 | head`."""
+    reads, writes = os.pipe()
+    os.close(reads)
+    nobody = os.fdopen(writes, "w")
+    monkeypatch.setattr(sys, "stderr", nobody)
+    try:
+        assert complain(UnavailableError("gone"), "127.0.0.1:1") == 1
+    finally:
+        with contextlib.suppress(BrokenPipeError):
+            nobody.close()
+
+
 async def test_an_answer_as_json(ask: Ask) -> None:
     whole = [accepted(), delta(0, "Hi", ids=(7, 8)), finished(2), done(2)]
     async with ScriptedGateway(whole) as gateway:
@@ -225,12 +268,32 @@ def test_a_file_without_a_key_is_refused(
     assert "two words" not in said
 
 
+def test_a_key_as_editors_and_shells_leave_it(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.write_text("kt-a\r\n", encoding="utf-8-sig")
+    assert api_key(file) == "kt-a"
+    with pytest.raises(ValueError, match="KAITEN_API_KEY must hold an API key"):
+        api_key(None, {"KAITEN_API_KEY": "\udcffkt-a"})
+
+
 @pytest.mark.parametrize("words", [["generate", "Say:"], ["chat"], ["bench"]])
 def test_no_flag_takes_the_key_itself(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Everybody on the machine could read it."""
     code, said = here(capsys, *words, "--api-key", "kt-a")
     assert code == 2
     assert "--api-key-file" in said
+
+
+async def test_a_bench_whose_file_cannot_be_written_tells_its_figures(tmp_path: Path) -> None:
+    """They took long. What else was asked for is written, too."""
+    script = [accepted(), delta(0, "Hi"), finished(2), done(2)]
+    kept = tmp_path / "kept.jsonl"
+    words = ("--count", "1", "--warmup", "0", "--report", "/dev/full", "--jsonl", str(kept))
+    async with ScriptedGateway(script) as gateway:
+        code, said = await asyncio.to_thread(said_by, "bench", gateway.address, *words)
+    assert (code, "output throughput" in said) == (1, True)
+    assert "--report /dev/full cannot be written: No space left on device" in said
+    assert '"kind": "run"' in kept.read_text()
 
 
 async def test_bench_sends_the_key_and_keeps_it_to_itself(tmp_path: Path) -> None:

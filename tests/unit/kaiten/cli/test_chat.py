@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from kaiten.cli.chat.command import place_of
+from kaiten.cli.chat.lines import LineReader
 from kaiten.cli.chat.state import SETTINGS, Chat, Message, Outcome, told_of
 from kaiten.client.results import Choice, Completion, RequestStatus, Timings, Usage
 from service_kit import errors
@@ -106,6 +108,7 @@ def test_the_system_message() -> None:
         ("/save", "/save takes the name of a file"),
         ("/load /nowhere", "/load /nowhere: No such file or directory"),
         ("/save /nowhere/a", "/save /nowhere/a: No such file or directory"),
+        ("/save a\0b", "/save a\0b: embedded null byte"),
     ],
 )
 def test_what_is_wrong_is_said_and_changes_nothing(line: str, reply: str) -> None:
@@ -269,6 +272,18 @@ async def test_what_was_typed_is_remembered_by_the_next_chat(tmp_path: Path) -> 
     history = tmp_path / "kaiten" / "chat_history"
     assert history.stat().st_mode & 0o077 == 0
     assert history.read_text().splitlines() == ["hello", "/quit", "hello", "/quit"]
+
+
+@needs_readline
+def test_who_has_no_home_is_remembered_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a container whose user is a number."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    with LineReader(Path("~/.local/state/kaiten/chat_history")):
+        pass
+    assert [*tmp_path.iterdir()] == []
 
 
 async def test_the_place_in_the_queue_is_shown_until_the_answer_begins(tmp_path: Path) -> None:
