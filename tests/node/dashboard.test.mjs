@@ -441,3 +441,22 @@ test("of a pool with more blocks than there are pixels all are shown, several to
   assert.equal(found("#eeeeee").length, 3998);
   assert.deepEqual([map.at(12000, 99.5, 39.5), map.at(12000, 0, 40.5)], [3999 * 3, null]);
 });
+
+test("of long tables it is said how much of them is not there", () => {
+  const made = () => ({ dataset: {}, style: {}, children: [], append(...some) { this.children.push(...some); }, contains: () => false, matches: () => false,
+    replaceChildren(...some) { this.children = some; } }), things = {};
+  const document = { createElement: made, getElementById: (id) => things[id] ||= made(), activeElement: null };
+  const { showQueue, showRunning } = page({ document, hue: () => "", milliseconds: String, shortName: (owner) => owner.id }, "showQueue, showRunning", ["panels"]);
+  const story = new Story("live"), last = (id) => [things[id].children.length, things[id].children.at(-1).children[0].textContent];
+  const many = [...Array(300).keys()].map((id) => ({ ...one(), sequence_id: id + 1, place: { state: id < 150 ? "running" : "waiting", worker_id: "w.1", slot: id } }));
+  const show = () => { const frame = story.frames.at(-1); showQueue(story, frame, false); showRunning(story, frame, "w.1", false); };
+  tell(story, { is_snapshot: true, workers: [worker("w.1")], sequences: many, queue: { sequence_ids: many.slice(150).map((each) => each.sequence_id), length: 4096 } });
+  show();
+  assert.deepEqual([last("queue"), last("running")], [[101, "and 3996 more"], [101, "and 50 more"]]);
+  tell(story, { queue: { sequence_ids: [300], length: 1 }, sequence_ids_gone: many.slice(100, 299).map((each) => each.sequence_id) });
+  show();
+  assert.deepEqual([things.queue.children.length, things.running.children.length], [1, 100]);
+  tell(story, { queue: { sequence_ids: [], length: 0 } });
+  show();
+  assert.deepEqual(last("queue"), [1, "nobody waits"]);
+});

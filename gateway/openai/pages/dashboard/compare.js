@@ -89,7 +89,7 @@ class Comparison {
     busy($("burst"), false);
   }
   async play() {
-    const slots = [...live.core.workers.values()].reduce((sum, worker) => sum + worker.slots_max, 0), worker = live.core.workers.get(view.workerId);
+    const slots = [...live.core.workers.values()].reduce((sum, worker) => sum + worker.slots_max, 0), worker = live.core.workers.get(live.follow(view.wanted, view.workerId));
     if (!worker) throw new Error("no worker");
     this.note("the burst is on its way");
     const {untold} = live;

@@ -65,6 +65,8 @@ function fill(body, rows, digest) {
 }
 
 const ROWS_SHOWN = 100;
+const said = (text) => element("tr", {}, element("td", {colSpan: 4, className: "dim", textContent: text}));
+const more = (count) => count > 0 ? [said(`and ${count} more`)] : [];
 function showQueue(story, frame, isArchive, waiting) {
   const length = isArchive ? waiting : frame?.waiting ?? 0;
   $("queue-note").textContent = length === null || length === undefined ? "" : length ? `${length} wait` : "nobody waits";
@@ -74,9 +76,9 @@ function showQueue(story, frame, isArchive, waiting) {
     return {id, sequence, tokens: `${sequence?.identity?.prompt_tokens ?? "?"}`, wait: milliseconds(Math.max(0, wait)),
       why: (sequence?.place?.state === "preempted" ? "preempted; " : "") + whyWaits(frame, id)};
   });
-  fill($("queue"), () => told.length ? told.map((row) => element("tr", {}, requestCell(story, row.id, row.sequence), cell(row.tokens, true), cell(row.wait, true), cell(row.why)))
-    : [element("tr", {}, element("td", {colSpan: 4, className: "dim", textContent: isArchive ? "the archive says how many waited, not who" : "nobody waits"}))],
-    JSON.stringify([isArchive, told.map((row) => [row.id, row.wait, row.why])]));
+  fill($("queue"), () => told.length ? told.map((row) => element("tr", {}, requestCell(story, row.id, row.sequence), cell(row.tokens, true), cell(row.wait, true), cell(row.why))).concat(more(length - told.length))
+    : [said(isArchive ? "the archive says how many waited, not who" : "nobody waits")],
+    JSON.stringify([isArchive, length, told.map((row) => [row.id, row.wait, row.why])]));
 }
 function showRunning(story, frame, workerId, isArchive) {
   const running = isArchive ? [] : [...(frame?.sequences.values() || [])].filter((one) => one.place?.state === "running" && one.place.worker_id === workerId)
@@ -85,7 +87,8 @@ function showRunning(story, frame, workerId, isArchive) {
   const shown = running.slice(0, ROWS_SHOWN).map((one) => [one, one.counts?.computed_tokens ?? 0, one.counts?.tokens ?? 0, one.identity?.tokens_max ?? 0,
     (one.blocks || []).reduce((sum, table) => sum + table.filter((block) => block >= 0).length, 0)]);
   fill($("running"), () => shown.map(([one, , tokens, most, blocks]) => element("tr", {}, requestCell(story, one.sequence_id, one), cell(one.place.slot, true),
-    cell(`${tokens} of ${most}`, true), cell(blocks, true))), JSON.stringify(shown.map(([one, ...rest]) => [one.sequence_id, one.place.slot, ...rest])));
+    cell(`${tokens} of ${most}`, true), cell(blocks, true))).concat(more(running.length - shown.length)),
+    JSON.stringify([running.length, ...shown.map(([one, ...rest]) => [one.sequence_id, one.place.slot, ...rest])]));
 }
 function meter(name, part, whole) {
   const inner = element("i"), bar = element("i", {}, inner);
