@@ -63,8 +63,9 @@ OPTIONS: Final = (
     ("grpc.http2.ping_timeout_ms", 10_000),
     # gRPC's own second-long first wait would be most of a gateway's restart.
     ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 1000),
+    # No wait, whatever its name: how long a connection may take, until both sides have said hello.
+    ("grpc.min_reconnect_backoff_ms", 5000),
 )
 
 

@@ -1,10 +1,11 @@
-"""Which gateways are reached by the proxy that the environment names."""
+"""The way to a gateway: by the proxy that the environment names or past it, and a long one."""
 
 import asyncio
 
 import pytest
 
 from kaiten.client import AsyncClient
+from tests.support.relay import Relay
 from tests.support.scripted_gateway import ScriptedGateway, accepted, done, finished
 from tests.support.tcp_server import tcp_server
 
@@ -39,3 +40,14 @@ async def test_another_is_reached_by_it(monkeypatch: pytest.MonkeyPatch) -> None
             assert (await asked).startswith(b"CONNECT gateway.example:50051 ")
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
+
+
+async def test_a_gateway_that_is_far_away_is_reached() -> None:
+    """A connection of TLS takes three or four times as long as the way there and back."""
+    async with (
+        ScriptedGateway(WHOLE) as gateway,
+        Relay(gateway.address, delay_s=0.6) as relay,
+        AsyncClient(relay.address) as client,
+    ):
+        assert await client.models() == ("mini",)
+        assert (await client.complete("hi")).text == ""
