@@ -168,8 +168,8 @@ class Run:
         for row in rows:
             if row["table"] == STATES:
                 self._note(row)
-        now = time.monotonic()
-        if not has_ended and now < min(due, self._began + self._limit_s):
+        most_s = min(due - self._began, self._limit_s)
+        if not has_ended and time.monotonic() < self._began + most_s:
             return figures, True
         if not has_ended and self._current is not None and not self._is_asked:
             # It says so at once, and ends with the next look.
@@ -185,7 +185,7 @@ class Run:
             self.outcomes[-1]["log"] = self._log_kept
         left = self._parts[len(self.outcomes) :]
         if left and not (is_told and self._current is None):
-            why = f"stopped after {now - self._began:.0f} s" if is_late else "failed"
+            why = f"stopped after {most_s:.0f} s" if is_late else "failed"
             self._close(left[0].name, why)
         return figures, False
 
