@@ -460,3 +460,39 @@ test("of long tables it is said how much of them is not there", () => {
   show();
   assert.deepEqual(last("queue"), [1, "nobody waits"]);
 });
+
+test("whatever a part of a file is, it is refused by a rule or can be shown", () => {
+  const made = () => ({ ...canvas(200, 60), dataset: {}, style: {}, append() {}, replaceChildren() {}, setAttribute() {}, focus() {}, contains: () => false, matches: () => false,
+    set textContent(value) { this.text = `${value}`; } }), things = {}, view = { isPaused: true };
+  const document = { createElement: made, getElementById: (id) => things[id] ||= made(), activeElement: null, documentElement: null };
+  const browser = { document, devicePixelRatio: 1, matchMedia: () => ({ matches: false }), getComputedStyle: () => ({ getPropertyValue: (name) => COLOURS[name] || "#123456" }), setTimeout() {}, clearTimeout() {} };
+  const main = readFileSync(`${FOLDER}/main.js`, "utf8"), of = (name) => main.match(new RegExp(`^function ${name}\\([^]*?^}$`, "m"))[0];
+  const source = [...["core", "ribbon", "panels", "files"].map((name) => readFileSync(`${FOLDER}/${name}.js`, "utf8")), main.match(/^const clock = .*$/m)[0], of("words"), of("panels"),
+    "const ribbon = new Ribbon($('ribbon')), blockMap = new BlockMap($('blocks')), heats = [new HeatMap($('ttft'), 'ttft'), new HeatMap($('gap'), 'gap')];",
+    "const drawer = new Drawer(() => view.story, () => view.frame), track = () => view.track, frameNow = () => view.frame, live = {}, wantWorker = () => {}; let isDirty, tablesAt; readPaint();",
+    "function look() { tablesAt = -1000; ribbon.draw(track(), view.head); panels(track(), 0); }"].join("\n");
+  const { loaded, words, drawer, look } = page({ ...browser, view }, "loaded, words, drawer, look", [], source);
+  const show = (story) => {
+    const track = [...story.tracks.values()][0];
+    Object.assign(view, { story, track, frame: story.frames.at(-1) || null, workerId: "w.1", head: track?.count || 0 });
+    look();
+    for (let index = track?.oldest; index < track?.count; index++) words({ index, slot: 0 });
+    for (const { sequenceId } of story.owners.all.values()) { drawer.open(sequenceId, null); drawer.close(false); }
+    JSON.stringify([chromeTrace(story), saved(story, view.frame)]);
+  };
+  const story = new Story("live"), over = [{ worker_id: "w.1", stage: "plan", why: "no_slot" }], full = worker("w.1", { host_block_count: 5, host_blocks_used: 2, passed_over: over,
+    cached_blocks: "AQ==", plans: [{ plan_id: 1, lease_steps: 3, steps_answered: 1 }] }), held = { counts: { tokens: 4, computed_tokens: 3 }, passed_over: over, tables: [{ skipped: 1, kept: 1, block_ids: [1, 2] }] };
+  tell(story, { is_snapshot: true, configured: { policy: "fair", mix: "x" }, workers: [full], sequences: [one(held), { ...one(held), sequence_id: 2, place: { state: "waiting", worker_id: "", slot: 0, preemptions: 1 } }], queue: { sequence_ids: [2], length: 9 } });
+  tell(story, { steps: [at(1500, { step: 0, lease_steps: 2, chunk_slots: [0], chunk_tokens: [3], expected_us: 9, cached_tokens: 1, blocks_freed: 1, preempted_whys: ["blocks"] }), at(1510), at(1520)] });
+  const given = JSON.parse(JSON.stringify(saved(story, story.frames.at(-1)))), paths = [];
+  const walk = (part, path) => { for (const name of Object.keys(part).slice(0, Array.isArray(part) ? 4 : 99)) { paths.push([...path, name]); if (part[name] && typeof part[name] === "object") walk(part[name], [...path, name]); } };
+  walk(given, []);
+  show(loaded(given));
+  for (const path of paths) for (const wrong of [{ toString: 1 }, [{ toString: 1 }], -1, 1e308, 1.5, "x", "__proto__", null, true, 2 ** 53, undefined]) {
+    const file = structuredClone(given), part = path.slice(0, -1).reduce((inner, name) => inner[name], file);
+    part[path.at(-1)] = wrong;
+    let read = null;
+    try { read = loaded(JSON.parse(JSON.stringify(file))); } catch (error) { assert.match(error.message, / must /, `${path}: ${JSON.stringify(wrong)}`); }
+    if (read) assert.doesNotThrow(() => show(read), `${path}: ${JSON.stringify(wrong)}`);
+  }
+});

@@ -96,7 +96,7 @@ function loaded(file) {
   }
   for (const kind of ["ttft", "gap"]) for (const [bin, counts] of file.heat[kind]) {
     check(bin, count, `heat.${kind}`);
-    check(counts, Array.isArray, `heat.${kind}`);
+    check(counts, [number], `heat.${kind}`);
     // In older files they are fewer.
     story.heat.kinds[kind].set(bin, Uint32Array.from({length: HEAT_ROWS}, (_, row) => counts[row] || 0));
     story.heat.newest = Math.max(story.heat.newest, bin);
