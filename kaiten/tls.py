@@ -64,22 +64,28 @@ class TLS:
             raise ValueError("tls: cert and key go together")
 
     def credentials(self) -> "grpc.ChannelCredentials":
-        """ValueError names the file that cannot be read."""
+        """ValueError names the file that cannot be read, or used."""
         import grpc
 
         ca = system_authorities() if self.ca is None else _read("ca", self.ca)
-        if self.cert is None or self.key is None:
-            return grpc.ssl_channel_credentials(ca)
-        return grpc.ssl_channel_credentials(ca, _read("key", self.key), _read("cert", self.cert))
+        pair = [_read("key", self.key), _read("cert", self.cert)] if self.key and self.cert else []
+        if self.ca is not None or pair:
+            # gRPC takes whatever they hold: then no connection comes about, and nobody knows why.
+            self.context()
+        return grpc.ssl_channel_credentials(ca, *pair)
 
     def context(self) -> ssl.SSLContext:
         """For clients of the HTTP API. ValueError names the file that cannot be used."""
         try:
-            context = ssl.create_default_context(cafile=self.ca)
+            ca = None if self.ca is None else expanduser(self.ca)
+            context = ssl.create_default_context(cafile=ca)
             # As gRPC: what is trusted need not be an authority, so it may be the gateway's own.
             context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-            if self.cert is not None:
-                context.load_cert_chain(self.cert, self.key)
+            if self.cert is not None and self.key is not None:
+                # Left alone OpenSSL asks for a key's password at the terminal.
+                context.load_cert_chain(
+                    expanduser(self.cert), expanduser(self.key), password=lambda: b""
+                )
         except OSError as error:
             files = ", ".join(str(each) for each in (self.ca, self.cert, self.key) if each)
             raise ValueError(f"tls: {files} cannot be used: {error}") from None

@@ -204,7 +204,18 @@ def is_sound(event: Any) -> bool:
     usage, choices = event.get("usage") or {}, event.get("choices") or []
     if not isinstance(usage, dict) or not isinstance(choices, list):
         return False
-    return all(isinstance(each, dict) for each in choices)
+    details = usage.get("prompt_tokens_details") or {}
+    if not isinstance(details, dict):
+        return False
+    counts = (
+        usage.get("prompt_tokens"),
+        usage.get("completion_tokens"),
+        details.get("cached_tokens"),
+    )
+    return all(isinstance(count, int | float | None) for count in counts) and all(
+        isinstance(each, dict) and isinstance(each.get("token_ids"), list | None)
+        for each in choices
+    )
 
 
 def tokens_of(event: Mapping[str, Any]) -> int:

@@ -159,8 +159,8 @@ class AsyncClient:
         tls: TLS | bool = False,
         metadata: Sequence[tuple[str, str]] = (),
     ) -> None:
-        """ValueError: `address` is none of the gRPC API, a file of `tls` cannot be read, no header
-        can hold the key or `metadata`, or a time is none.
+        """RuntimeError: no loop runs here. ValueError: `address` is none of the gRPC API, a file of
+        `tls` cannot be used, no header can hold the key or `metadata`, or a time is none.
 
         `resume_s`: a lost gateway is looked for so long. `overload_s`: a request that is refused
         because too much is live is offered again so long, each time when the service says.
@@ -311,8 +311,8 @@ class AsyncClient:
             raise RequestCancelledError("the client was closed") from None
 
 
-def _running_loop() -> asyncio.AbstractEventLoop | None:
+def _running_loop() -> asyncio.AbstractEventLoop:
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
-        return None
+        raise RuntimeError("make an AsyncClient inside its running event loop") from None

@@ -164,7 +164,7 @@ def with_key(
             raise ValueError(f"metadata: {rule} (bytes, of a name in -bin), which {index} is not")
     if api_key is None:
         return tuple(metadata)
-    if not (api_key.isascii() and api_key.isprintable()):
+    if not (isinstance(api_key, str) and api_key.isascii() and api_key.isprintable()):
         raise ValueError("api_key: must be printable ASCII; is a line end of its file part of it?")
     return (*metadata, ("authorization", f"Bearer {api_key}"))
 

@@ -130,9 +130,9 @@ def request_from(
     of_tools: dict[str, Any] = {name: given.pop(name) for name in OF_TOOLS if name in given}
     if of_tools and inputs[2] is None:
         raise InvalidRequestError("tools are of a conversation", fields=tuple(of_tools))
-    request = inference_service_pb2.GenerateRequest(
-        request_id=str(given.pop("request_id", "") or uuid.uuid4().hex)
-    )
+    request_id = str(given.pop("request_id", "") or uuid.uuid4().hex)
+    with _field("request_id", request_id):
+        request = inference_service_pb2.GenerateRequest(request_id=request_id)
     _set_input(request, *inputs)
     if of_tools:
         given.setdefault("parse_output", True)
@@ -170,7 +170,7 @@ def _field(name: str, value: object) -> Iterator[None]:
     """protobuf refuses what a field cannot hold: a negative count, text for a number."""
     try:
         yield
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         said = f"{name}: cannot be {_shown(value)}: {error}"
         raise InvalidRequestError(said, fields=(name,)) from error
 

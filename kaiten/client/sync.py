@@ -152,7 +152,7 @@ class Client:
         tls: TLS | bool = False,
         metadata: Sequence[tuple[str, str]] = (),
     ) -> None:
-        """ValueError: `address` is none of the gRPC API, a file of `tls` cannot be read, no header
+        """ValueError: `address` is none of the gRPC API, a file of `tls` cannot be used, no header
         can hold the key or `metadata`, or a time is none.
 
         `resume_s`: a lost gateway is looked for so long. `overload_s`: a request that is refused

@@ -189,6 +189,9 @@ async def test_the_plainest_server_gets_plain_text_and_its_count_is_believed() -
         (200, [{"choices": [None]}], "bad stream"),
         (200, [{"choices": 7}], "bad stream"),
         (200, [{"usage": "many"}], "bad stream"),
+        (200, [{"usage": {"prompt_tokens": [3]}}], "bad stream"),
+        (200, [{"usage": {"prompt_tokens_details": [3]}}], "bad stream"),
+        (200, [{"choices": [{"token_ids": 3}]}], "bad stream"),
     ],
 )
 async def test_failures_have_a_kind(status: int, events: list[Any], kind: str) -> None:

@@ -23,6 +23,7 @@ CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
         ({"resume_s": math.nan}, "resume_s: must be seconds, 0 or more, got nan"),
         ({"resume_s": "1"}, "resume_s: must be seconds, 0 or more, got '1'"),
         ({"overload_s": -1}, "overload_s: must be seconds, 0 or more, got -1"),
+        ({"api_key": b"kt-a"}, "api_key: must be printable ASCII"),
         ({"metadata": {"a": "b"}}, "metadata: must be pairs .*, which 0 is not"),
         ({"metadata": [("a", "b"), ("c", 1)]}, "metadata: .*, which 1 is not"),
         ({"metadata": [("A", "b")]}, "a name in small letters"),
@@ -40,6 +41,12 @@ def test_what_no_client_is_made_with(options: dict[str, Any], said: str) -> None
 )
 def test_addresses_as_grpc_has_them(address: str) -> None:
     Client(address, metadata=[("a-b", "c"), ("d-bin", b"\0")], overload_s=math.inf).close()  # type: ignore[list-item]
+
+
+def test_a_client_for_asyncio_is_made_where_its_loop_runs() -> None:
+    """In another none of its calls would work, for a reason that gRPC does not tell."""
+    with pytest.raises(RuntimeError, match="make an AsyncClient inside its running event loop"):
+        AsyncClient(NOBODY)
 
 
 @pytest.mark.parametrize("request_id", [None, 5, "\ud800"])

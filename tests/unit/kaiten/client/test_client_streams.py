@@ -465,6 +465,8 @@ async def test_attach_cancel_get_models() -> None:
         ("a", {"timeout_s": math.nan}, "timeout_s: must be seconds, more than 0, got nan"),
         ("a", {"timeout_s": "3"}, "timeout_s: must be seconds, more than 0, got '3'"),
         ("a", {"n": -1}, "n: cannot be -1"),
+        ("a", {"request_id": "\ud800"}, "request_id: cannot be '.ud800'"),
+        ("a", {"temperature": 10**400}, "temperature: cannot be 1000"),
         ("a", {"temperature": "hot"}, "temperature: cannot be 'hot'"),
         ("a", {"logit_bias": {"a": 1}}, "logit_bias: cannot be {'a': 1}"),
         ("a", {"temprature": 1.0}, "no option 'temprature'; there are token_ids, messages"),
