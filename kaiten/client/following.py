@@ -45,6 +45,8 @@ class _ChoiceSoFar:
     """What one choice has received: `position` tokens."""
 
     position: int = 0
+    # It has its last text, which has no token.
+    has_rest: bool = False
     text: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     # By their index.
@@ -212,13 +214,14 @@ class Following:
     def _on_delta(self, delta: Delta) -> Delta | None:
         choice = self._choice(delta.choice)
         end = delta.position + delta.token_count
-        if delta.token_count > 0 and end <= choice.position:
+        is_rest = delta.token_count == 0
+        if choice.has_rest if is_rest else end <= choice.position:
             return None
         if delta.position != choice.position:
             raise InternalServerError(
                 f"choice {delta.choice}: expected position {choice.position}, got {delta.position}"
             )
-        choice.position = end
+        choice.position, choice.has_rest = end, is_rest
         choice.text.append(delta.text)
         if delta.reasoning:
             choice.reasoning.append(delta.reasoning)

@@ -210,6 +210,18 @@ def test_who_found_another_gateway_has_lost_none() -> None:
         following.feed(accepted())
 
 
+def test_what_was_held_back_until_the_end_is_handed_out_once() -> None:
+    """A last text has no token of its own, by whose position it would be known when it is told
+    again: the connection broke between it and the end."""
+    following = Following(attach=pb.AttachRequest(request_id="r"), resume_s=5.0)
+    rest = pb.GenerationEvent(delta=pb.Delta(position=2, text="c"))
+    told = [following.feed(delta(0, "ab")), following.feed(rest)]
+    following.wait_s_after(None, now_s=100.0)
+    told += [following.feed(each) for each in (accepted(), rest, finished(2), done(2))]
+    assert [each.text for each in told if each is not None] == ["ab", "c"]
+    assert following.completion().text == "abc"
+
+
 def test_a_gateway_that_takes_and_drops_each_does_not_hold_a_client() -> None:
     following = Following(attach=pb.AttachRequest(request_id="r"), resume_s=5.0)
     ends_s = [100.0]
