@@ -200,9 +200,10 @@ async def test_a_step_that_does_not_end_is_told_from_many_that_wait(tmp_path: Pa
         await until(partial(is_live, cell.worker_address), "a worker that lives")
         await cell.says()
         await cluster.all_done()
-        # Sixteen times as many as there are slots: whoever comes waits, and all is well.
+        # Sixteen times as many as there are slots: whoever comes waits, for longer than anybody
+        # looks, and all is well.
         began_s = time.monotonic()
-        await cluster.submit_many(16 * SLOTS, max_tokens=12)
+        crowd = await cluster.submit_many(16 * SLOTS, max_tokens=900)
 
         async def is_well_though_they_wait() -> bool:
             """For longer than a step may take. Who was put aside for a moment is asked again."""
@@ -213,7 +214,10 @@ async def test_a_step_that_does_not_end_is_told_from_many_that_wait(tmp_path: Pa
             return is_late and is_well and state is not None
 
         await until(is_well_though_they_wait, "a full cell that is well")
+        for answer in crowd:
+            await cluster.ledger.cancel(answer.record.id)
         await cluster.all_done()
+        await until(cluster.is_idle, "nobody left of them is in a step")
         # The last one leaves: it ends what it has, and nobody else is there for who comes.
         with cluster.held():
             await cluster.submit()
@@ -223,6 +227,8 @@ async def test_a_step_that_does_not_end_is_told_from_many_that_wait(tmp_path: Pa
             await cell.says("no worker is ready: it is draining")
         assert cluster.workers[0].join() == 0
         await cell.says("no worker is ready: none is registered")
+        # If this process was put aside until its step was given up, it had nothing more to end.
+        cluster.workers[0].start()
         await cluster.all_done()
 
 

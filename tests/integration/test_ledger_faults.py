@@ -2,9 +2,10 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from redis.asyncio import Redis
@@ -16,6 +17,7 @@ from service_kit.errors import ConfigError, Unavailable
 from tests.support.play_leader import PlayLeader, eventually, submit_record
 from tests.support.store_server import StoreServer, own_store
 
+T = TypeVar("T")
 PATIENT = LedgerLimits(retry_s=60.0)
 
 
@@ -37,14 +39,18 @@ async def connected(
         await ledger.close()
 
 
-async def submitted_in_the_end(ledger: Ledger, id: str) -> Submitted:
+async def in_the_end(ask: Callable[[], Awaitable[T]]) -> T:
     """As a caller insists: a handle with little patience refuses on a busy machine, too."""
     async with asyncio.timeout(60):
         while True:
             try:
-                return await ledger.submit(submit_record(id), b"h")
+                return await ask()
             except Unavailable:
                 await asyncio.sleep(0.01)
+
+
+async def submitted_in_the_end(ledger: Ledger, id: str) -> Submitted:
+    return await in_the_end(partial(ledger.submit, submit_record(id), b"h"))
 
 
 async def test_a_killed_store_loses_nothing_it_acknowledged(server: StoreServer) -> None:
@@ -214,7 +220,7 @@ async def test_an_absent_store_is_unavailable_within_the_bound(server: StoreServ
         # It may start later: no reconnecting by hand.
         server.start()
         await submitted_in_the_end(ledger, "a")
-        assert (await ledger.load()).choices == 1
+        assert (await in_the_end(ledger.load)).choices == 1
 
 
 async def test_a_stopped_store_is_unavailable_within_the_bound(server: StoreServer) -> None:
@@ -227,7 +233,7 @@ async def test_a_stopped_store_is_unavailable_within_the_bound(server: StoreServ
                     await ledger.submit(submit_record("b"), b"h")
         # What was sent before the timeout may have been applied: the same call says so, once.
         await submitted_in_the_end(ledger, "b")
-        assert (await ledger.load()).choices == 2
+        assert (await in_the_end(ledger.load)).choices == 2
 
 
 async def test_a_cancelled_call_does_not_disturb_the_next(server: StoreServer) -> None:
@@ -324,5 +330,5 @@ async def test_a_store_out_of_connections_recovers_by_itself(server: StoreServer
             await ledger.submit(submit_record("a"), b"h")
         await client.config_set("maxclients", "100")
         await submitted_in_the_end(ledger, "a")
-        assert (await ledger.load()).choices == 1
+        assert (await in_the_end(ledger.load)).choices == 1
     await client.aclose()

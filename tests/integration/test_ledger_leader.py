@@ -376,7 +376,7 @@ async def test_a_result_is_kept_for_its_time_and_then_the_id_is_free(
 
 
 async def test_nothing_is_left_behind(redis_url: str, cell: str) -> None:
-    limits = LedgerLimits(result_ttl_s=100)
+    limits = LedgerLimits(result_ttl_s=3200)
     ledger = await Ledger.connect(redis_url, cell=cell, limits=limits)
     leader = await PlayLeader.elected(ledger)
     for index in range(10):
@@ -395,9 +395,9 @@ async def test_nothing_is_left_behind(redis_url: str, cell: str) -> None:
     lasting = {key for key in found if await client.ttl(prefix + key) == -1}
     assert lasting == {"meta", "lease", "inbox", "journal", "load"}
     counted = ledger.keys.results("default").removeprefix(prefix)
-    assert 100 < await client.ttl(prefix + counted) <= 104, "until the last result has left"
+    assert 3200 < await client.ttl(prefix + counted) <= 3300, "until the last result has left"
     lasting |= {counted}
-    assert {await client.ttl(prefix + key) <= 100 for key in found - lasting} == {True}
+    assert {await client.ttl(prefix + key) <= 3200 for key in found - lasting} == {True}
     assert len(found - lasting) == 10 * (1 + 1 + 2), "request, result, and two sequence ids each"
     assert await client.xlen(ledger.keys.inbox) == 0
     assert await client.xlen(ledger.keys.journal) == 0

@@ -106,7 +106,9 @@ async def busy_mix(recording: Recording) -> None:
             await recording.submit(max_tokens=30 + index, prompt=prompt, n=1 + index % 3)
         queued = [await recording.submit(prompt_tokens=90, max_tokens=40) for _ in range(6)]
         await cluster.ledger.cancel(queued[4].record.id)
-    late = await recording.submit(max_tokens=120, timeout_ms=300)
+        late = await recording.submit(max_tokens=120, timeout_ms=100)
+        await late.done()
+    assert late.reasons == [FINISH_REASON_DEADLINE_EXCEEDED]
     await cluster.answers[0].has_tokens(3)
     cluster.workers[0].kill()
     cluster.workers[0].start()
@@ -114,9 +116,7 @@ async def busy_mix(recording: Recording) -> None:
     await cluster.ledger.cancel(
         cluster.answers[1].record.id, choice=1, reason=FINISH_REASON_STOP, output_tokens=2
     )
-    await late.done()
     cluster.workers[1].send(signal.SIGTERM)
-    assert late.reasons == [FINISH_REASON_DEADLINE_EXCEEDED]
     for _ in range(6):
         await recording.submit(max_tokens=20, logprobs=1)
 

@@ -127,8 +127,9 @@ async def test_the_queue_is_bounded_and_choices_count(tmp_path: Path) -> None:
 
 
 async def test_a_cancel_finds_a_request_wherever_it_is(tmp_path: Path) -> None:
-    worker_flags = {"slots": 1, "step_ms": 10}
+    worker_flags = {"slots": 1, "gates": tmp_path / "gates"}
     async with Cluster(tmp_path, worker_flags=worker_flags) as cluster:
+        cluster.gates(100)
         running = await cluster.submit(max_tokens=900)
         queued = await cluster.submit(max_tokens=900)
         last = await cluster.submit(max_tokens=5)
@@ -142,6 +143,7 @@ async def test_a_cancel_finds_a_request_wherever_it_is(tmp_path: Path) -> None:
         await running.done()
         assert running.reasons == [FINISH_REASON_CANCELLED]
         assert 3 <= running.token_count < 900
+        cluster.open_gates()
         await last.done()
         assert not await cluster.ledger.cancel(running.record.id)
 
@@ -172,7 +174,6 @@ async def test_deadlines_end_queued_and_running_requests(tmp_path: Path) -> None
         queued = await cluster.submit(max_tokens=900, timeout_ms=300)
         late = await cluster.submit(max_tokens=5, timeout_ms=100_000)
         await queued.done()
-        assert not running.is_over
         assert queued.reasons == [FINISH_REASON_DEADLINE_EXCEEDED]
         assert queued.token_count == 0
         await running.done()
@@ -180,6 +181,9 @@ async def test_deadlines_end_queued_and_running_requests(tmp_path: Path) -> None
         assert running.token_count > 0
         await late.done()
         assert late.reasons == [LENGTH]
+        records = await cluster.ledger.journal_read(0, block_ms=1, count=10_000)
+        ended = [ending.sequence_id for record in records for ending in record.finished]
+        assert ended == [answer.sequence_id for answer in (queued, running, late)]
 
 
 async def test_the_static_policy_answers_the_same(tmp_path: Path) -> None:

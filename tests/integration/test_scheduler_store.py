@@ -98,13 +98,15 @@ def silence_s(answers: list[Answer]) -> float:
 
 
 async def test_a_flushed_store_ends_the_leadership_and_a_new_one_serves(tmp_path: Path) -> None:
-    async with Cluster(tmp_path, worker_flags=STEADY) as cluster:
+    async with Cluster(tmp_path, worker_flags={"gates": tmp_path / "gates"}) as cluster:
+        cluster.gates(100)
         lost = await cluster.submit_many(4, max_tokens=900)
         for answer in lost:
             await answer.has_tokens(5)
         await cluster.flush()
         for answer in lost:
             await answer.fails_with(StoreLost)
+        cluster.open_gates()
         scheduler = cluster.schedulers[0]
         await until(
             lambda: cluster.events(scheduler, "leadership.ended"), "the end of the leadership"

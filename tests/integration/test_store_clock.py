@@ -37,11 +37,17 @@ async def ttl_s(cluster: Cluster, id: str) -> int:
 async def test_a_store_whose_clock_is_set_disturbs_nobody(tmp_path: Path, by_s: int) -> None:
     """The leader stays, ids rise, deadlines and results last as long as they should."""
     clock = SetClock(tmp_path / "clock")
+    flags: Flags = {"gates": tmp_path / "cell" / "gates"}
     async with Cluster(
-        tmp_path / "cell", schedulers=2, scheduler_flags=UNDISTURBED, is_started=False
+        tmp_path / "cell",
+        schedulers=2,
+        worker_flags=flags,
+        scheduler_flags=UNDISTURBED,
+        is_started=False,
     ) as cluster:
         cluster.store.environ.update(clock.environ)
         await start(cluster)
+        cluster.gates(100)
         running = await cluster.submit(max_tokens=500)
         await running.has_tokens(5)
         told_ns, state = await cluster.ledger.now_ns(), await cluster.leaders_state()
@@ -55,6 +61,8 @@ async def test_a_store_whose_clock_is_set_disturbs_nobody(tmp_path: Path, by_s: 
         await until(is_seen, "the store sees the clock")
         patient = await cluster.submit(max_tokens=20, timeout_ms=60_000)
         hurried = await cluster.submit(max_tokens=500, timeout_ms=200)
+        await hurried.done()
+        cluster.open_gates()
         await cluster.all_done()
         assert patient.reasons == [FINISH_REASON_LENGTH]
         assert hurried.reasons == [FINISH_REASON_DEADLINE_EXCEEDED]

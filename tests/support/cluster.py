@@ -110,7 +110,8 @@ class Cluster:
         self._held = ExitStack()
         self._store = store or StoreServer(self._held.enter_context(store_folder(folder / "store")))
         self.scheduler_addresses = [self.hold_port().address for _ in range(schedulers)]
-        self._limits = limits or LedgerLimits()
+        # Who is put aside for long asks again.
+        self._limits = limits or LedgerLimits(retry_s=WAIT_S)
         self._ids = itertools.count()
         self._tasks: list[asyncio.Task[None]] = []
         for _ in range(schedulers):
@@ -376,7 +377,7 @@ class Cluster:
         await self.all_done()
         for answer in self.answers:
             await self._check_answer(answer)
-        await until(self._is_idle, "an idle cell with every block free")
+        await until(self.is_idle, "an idle cell with every block free")
         await self._check_keys()
         await self._check_journal()
         for process in self.processes:
@@ -418,7 +419,7 @@ class Cluster:
 
         await until(wait, f"{count} in the queue")
 
-    async def _is_idle(self) -> bool:
+    async def is_idle(self) -> bool:
         load = await self.ledger.load()
         state = await self.state()
         if state is None or load.choices or load.prompt_tokens or await self.ledger.inbox_all():

@@ -19,7 +19,7 @@ from kaiten.v1 import inference_service_pb2 as pb
 from kaiten.v1.common_pb2 import Feature
 from kaiten.v1.inference_service_pb2_grpc import InferenceServiceStub
 from kaiten.v1.model_service_pb2_grpc import ModelServiceStub
-from ledger import Ledger
+from ledger import Ledger, LedgerLimits
 from tests.fakes.scripted_scheduler import FEATURES, Script, ScriptedScheduler, echo
 from tests.support.tokenizers import write_model_folder
 
@@ -144,7 +144,8 @@ async def running_stack(
     """Gateway and scheduler, ready to serve."""
     if not (folder / "config.json").exists():
         write_model_folder(folder)
-    ledger = await Ledger.connect(redis_url, cell=cell)
+    # The scheduler's and the test's own: who is put aside for long asks again.
+    ledger = await Ledger.connect(redis_url, cell=cell, limits=LedgerLimits(retry_s=WAIT_S))
     try:
         await ledger.check()
         async with running_gateway(folder, redis_url, cell, **changes) as gateway:
