@@ -28,21 +28,25 @@ async def events(reply: httpx.Response) -> AsyncIterator[dict[str, Any]]:
             yield json.loads(line[6:])
 
 
-async def test_a_request_is_seen_while_it_runs(http: httpx.AsyncClient) -> None:
+async def test_a_request_is_seen_while_it_runs(
+    http: httpx.AsyncClient, whole_stack: WholeStack
+) -> None:
     asked = GOLDEN | {"max_tokens": 900, "ignore_eos": True, "stream": True}
     async with http.stream("GET", "/v1/watch?interval_ms=100") as watched:
         told = events(watched)
         first = await anext(told)
         assert first["is_snapshot"]
         assert (first["configured"]["policy"], len(first["workers"])) == ("fair", 1)
-        async with http.stream("POST", "/v1/completions", json=asked) as answer:
-            id = answer.headers["x-request-id"]
-            assert id
-            async for core in told:
-                running = [each for each in core.get("sequences", ()) if "identity" in each]
-                if running:
-                    break
-            assert running[0]["identity"]["tokens_max"] > 900
+        # Who comes and goes between two looks is not seen.
+        with whole_stack.held():
+            async with http.stream("POST", "/v1/completions", json=asked) as answer:
+                id = answer.headers["x-request-id"]
+                assert id
+                async for core in told:
+                    running = [each for each in core.get("sequences", ()) if "identity" in each]
+                    if running:
+                        break
+                assert running[0]["identity"]["tokens_max"] > 900
         sequence_id = running[0]["sequence_id"]
         async for core in told:
             if sequence_id in core.get("sequence_ids_gone", ()):

@@ -13,6 +13,7 @@ import pytest
 from kaiten.v1 import inference_service_pb2 as pb
 from kaiten.v1.common_pb2 import SamplingParams
 from kaiten.v1.inference_service_pb2_grpc import InferenceServiceStub
+from tests.support.processes import MOCK_WORKER
 from tests.support.whole_stack import WAIT_S, WholeStack, wait_until
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc", reason="no kaiten[otlp] here")
@@ -23,10 +24,13 @@ PHASES = ("kaiten.queue", "kaiten.prefill", "kaiten.decode")
 
 
 class Seen(WholeStack):
-    """Every process sends its spans to one collector."""
+    """Every process sends its spans to one collector. The worker can be held."""
 
     def __init__(self, folder: Path, collector: Collector) -> None:
-        super().__init__(folder)
+        self.gates = folder / "gates"
+        self.gates.mkdir()
+        flags = {"gates": self.gates, "step_ms": 1}
+        super().__init__(folder, worker_module=MOCK_WORKER, worker_flags=flags)
         self.collector = collector
         for process in self.processes:
             process.environ = {
@@ -197,6 +201,10 @@ def test_a_trace_outlives_its_worker_and_its_leader(stack: Seen) -> None:
     """The worker is killed, then the leader changes: all that comes after hangs where it began."""
     trace_id = "6bf7651916cd43dd8448eb211c80319c"
     sampling = SamplingParams(max_tokens=1000, ignore_eos=True)
+    # It is not over before the last of them has it.
+    gates = [stack.gates / str(position) for position in (100, 200)]
+    for gate in gates:
+        gate.touch()
 
     def names() -> set[str]:
         return {span.name for span in stack.collector.of_trace(trace_id)}
@@ -210,11 +218,13 @@ def test_a_trace_outlives_its_worker_and_its_leader(stack: Seen) -> None:
         wait_until(lambda: workers_of(stack, trace_id), "an iteration of the first worker")
         stack.worker.kill()
         stack.worker.start()
+        gates[0].unlink()
         wait_until(lambda: len(workers_of(stack, trace_id)) == 2, "one of the second")
         stack.scheduler.send(signal.SIGTERM)
         assert stack.scheduler.join() == 0
         seen = len(iterations_of(stack, trace_id))
         stack.scheduler.start()
+        gates[1].unlink()
         wait_until(lambda: len(iterations_of(stack, trace_id)) > seen, "one of the next leader")
         call.cancel()
     wait_until(lambda: {"text_completion mini", "kaiten.decode"} <= names(), "the whole trace")

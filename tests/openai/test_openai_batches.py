@@ -12,8 +12,9 @@ import pytest
 from openai import BadRequestError, ConflictError, NotFoundError, OpenAI
 from redis import Redis
 
+from gateway.openai.batches.window import LINES
 from ledger.keys import Keys
-from tests.support.whole_stack import MODEL, WAIT_S, Door, WholeStack, wait_until
+from tests.support.whole_stack import MODEL, WAIT_S, WORKER_FLAGS, Door, WholeStack, wait_until
 
 ENDPOINTS = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 6},
@@ -22,6 +23,8 @@ ENDPOINTS = {
 }
 COMPLETION: Any = "/v1/completions"
 OVER = ("completed", "failed", "expired", "cancelled")
+# A hundred lines of it take longer than anybody waits for anything.
+LONG: Any = {"max_tokens": 900, "n": 16, "ignore_eos": True}
 
 
 def line(custom_id: str, endpoint: str = COMPLETION, /, **changes: Any) -> str:
@@ -173,7 +176,7 @@ def test_what_is_only_for_live_requests_is_named(client: OpenAI) -> None:
 
 
 def test_a_batch_is_cancelled_and_what_was_answered_stays(client: OpenAI) -> None:
-    lines = [line("short"), *(line(str(n), max_tokens=900, ignore_eos=True) for n in range(200))]
+    lines = [line("short"), *(line(str(n), **LONG) for n in range(200))]
     after: Any = {"anchor": "created_at", "seconds": 5000}
     batch = begun(client, lines, output_expires_after=after)
     wait_until(lambda: counts(client, batch)["completed"], "a line is answered")
@@ -216,7 +219,7 @@ def test_a_response_that_did_not_come_to_its_end_is_no_answer(
 def test_a_batch_whose_day_is_over_ends_with_what_it_has(
     client: OpenAI, whole_stack: WholeStack
 ) -> None:
-    lines = [line("short"), *(line(str(n), max_tokens=900, ignore_eos=True) for n in range(100))]
+    lines = [line("short"), *(line(str(n), **LONG) for n in range(100))]
     batch = begun(client, lines)
     wait_until(lambda: counts(client, batch)["completed"], "a line is answered")
     with Redis.from_url(whole_stack.store.url) as store:
@@ -230,16 +233,27 @@ def test_a_batch_whose_day_is_over_ends_with_what_it_has(
     assert (batch.request_counts.completed, batch.request_counts.failed) == (len(done), len(late))
 
 
-def test_a_batch_whose_input_is_deleted_ends_with_what_it_has(client: OpenAI) -> None:
+def test_a_batch_whose_input_is_deleted_ends_with_what_it_has(
+    client: OpenAI, whole_stack: WholeStack
+) -> None:
     # Longer than a piece of a file, which is read when its turn comes.
     lines = [line(str(n), max_tokens=100, ignore_eos=True, user="u" * 50_000) for n in range(200)]
-    batch = begun(client, lines)
-    wait_until(lambda: counts(client, batch)["completed"], "a line is answered")
-    client.files.delete(batch.input_file_id)
+
+    def are_under_way() -> bool:
+        """As many as are at once: what comes next is read when one of them has its answer."""
+        state = whole_stack.state()
+        return state.waiting + state.running == LINES * int(str(WORKER_FLAGS["slots"]))
+
+    wait_until(lambda: not whole_stack.problem(), "nothing of others runs")
+    with whole_stack.held():
+        batch = begun(client, lines)
+        wait_until(are_under_way, "lines are under way")
+        client.files.delete(batch.input_file_id)
     batch = ended(client, batch)
     assert batch.status == "completed"
     found = batch.request_counts
     assert (found.total, found.completed + found.failed) == (200, 200)
+    assert found.completed
     assert found.failed
     for answer in answers(client, batch.error_file_id):
         assert answer["error"]["code"] == "input_gone"

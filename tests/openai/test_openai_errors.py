@@ -310,9 +310,14 @@ def test_the_rate_limit_says_when_to_come_back(
         assert answer.usage is not None
 
 
-def test_a_deadline_of_the_server(another_door: Callable[..., Door]) -> None:
+def test_a_deadline_of_the_server(
+    another_door: Callable[..., Door], whole_stack: WholeStack
+) -> None:
     door = another_door(request_timeout_s=0.2)
-    with OpenAI(base_url=door.openai, api_key="any", max_retries=0, timeout=60) as client:
+    with (
+        OpenAI(base_url=door.openai, api_key="any", max_retries=0, timeout=60) as client,
+        whole_stack.held(),
+    ):
         with pytest.raises(openai.InternalServerError) as caught:
             long_request(client)
         assert caught.value.status_code == 504
