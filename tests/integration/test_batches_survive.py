@@ -73,9 +73,9 @@ async def answered_once(folder: Path, count: int, *, timeout_s: float = WAIT_S) 
                 await asyncio.to_thread(mortal.kill)
                 await asyncio.to_thread(mortal.start)
                 await until(partial(_has_some, client, batch.id), "it is there")
-            assert (await client.batches.retrieve(batch.id)).status == "in_progress"
+            await until(partial(_is, client, batch.id, "in_progress"), "it goes on")
             worker.start()
-            await until(partial(_is_over, client, batch.id), "the batch is over", timeout_s)
+            await until(partial(_is, client, batch.id, "completed"), "the batch is over", timeout_s)
             batch = await client.batches.retrieve(batch.id)
             assert (batch.status, batch.error_file_id) == ("completed", None)
             assert batch.request_counts is not None
@@ -98,8 +98,8 @@ async def _has_some(client: AsyncOpenAI, id: str) -> bool:
     return counts.completed > 0
 
 
-async def _is_over(client: AsyncOpenAI, id: str) -> bool:
+async def _is(client: AsyncOpenAI, id: str, status: str) -> bool:
     try:
-        return (await client.batches.retrieve(id)).status == "completed"
+        return (await client.batches.retrieve(id)).status == status
     except OpenAIError:
         return False

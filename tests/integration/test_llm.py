@@ -146,9 +146,9 @@ def test_a_worker_that_dies_again_and_again_is_told_to_who_waits(llm: LLM) -> No
     ending = threading.Thread(target=end_each)
     ending.start()
     try:
-        # Of no length that a worker could serve between two looks of the thread.
+        # More than a worker could serve between two looks of the thread, be that a minute.
         with pytest.raises(UnavailableError, match=r"worker-0 dies again and again: .*SIGKILL"):
-            llm.generate(PROMPTS, max_tokens=400, ignore_eos=True)
+            llm.generate(PROMPTS * 100, max_tokens=900, ignore_eos=True)
     finally:
         is_told.set()
         ending.join()

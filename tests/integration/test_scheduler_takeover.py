@@ -106,10 +106,12 @@ async def test_a_new_leader_finds_the_workers_that_the_one_before_knew(tmp_path:
         await mixed(cluster)
         await until(lambda: knows(cluster, hermit), "the ledger says where it is")
         first.kill()
+        # More than once, if its leader was put aside for so long that it was left.
+        before = cluster.events(hermit, "worker.registered")
         await cluster.all_done()
         assert_all_whole(cluster)
         assert len(cluster.events(second, "worker.registered")) == 1
-        assert len(cluster.events(hermit, "worker.registered")) == 1
+        assert cluster.events(hermit, "worker.registered") == before
 
 
 async def knows(cluster: Cluster, worker: ServiceProcess) -> bool:

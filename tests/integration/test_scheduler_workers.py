@@ -94,13 +94,14 @@ async def test_a_hung_worker_keeps_nobody_waiting_for_ever(tmp_path: Path) -> No
         await until(lambda: cluster.events(scheduler, "worker.late"), "the step is overdue")
         await until(is_nobody_waiting, "the other takes whatever waits")
         await cluster.all_done()
-        (lost,) = cluster.events(scheduler, "worker.lost")
+        # Of a peer that was put aside for long, gRPC may have lost the connection besides.
+        all_lost = cluster.events(scheduler, "worker.lost")
+        (lost,) = (e for e in all_lost if e["reason"].startswith("a step has not ended for "))
         assert lost["is_crash"] is None
-        assert lost["reason"].startswith("a step has not ended for ")
         cluster.open_gates()
         await cluster.ready(workers=2)
         joined = [entry["worker_id"] for entry in cluster.events(scheduler, "worker.joined")]
-        assert joined.count(lost["worker_id"]) == 2
+        assert joined.count(lost["worker_id"]) >= 2
         answers += await cluster.submit_many(8, max_tokens=10)
         await cluster.all_done()
         assert_all_gold(answers)
@@ -122,8 +123,9 @@ async def test_a_draining_worker_hands_its_work_over(tmp_path: Path) -> None:
         answers += await cluster.submit_many(4, max_tokens=10)
         await cluster.all_done()
         assert_all_gold(answers)
-        lost = cluster.events(cluster.schedulers[0], "worker.lost")
-        assert [entry["is_crash"] for entry in lost] == [False]
+        lost = [e["is_crash"] for e in cluster.events(cluster.schedulers[0], "worker.lost")]
+        # Of a peer that was put aside for long, gRPC may have lost the connection besides.
+        assert [is_crash for is_crash in lost if is_crash is not None] == [False]
 
 
 async def test_an_idle_worker_drains_at_once(tmp_path: Path) -> None:
@@ -238,8 +240,8 @@ async def test_a_prompt_that_kills_its_worker_fails_alone(tmp_path: Path) -> Non
         assert poison.reasons == [FINISH_REASON_ERROR] * 2
         error = poison.endings[poison.sequence_id].error
         assert error.startswith("3 workers were lost computing this request, the last: UNAVAILABLE")
-        assert len(cluster.events(cluster.schedulers[0], "worker.lost")) == 3
         await cluster.ready(workers=1)
+        assert len(cluster.events(cluster.workers[0], "service.ready")) == 1 + 3, "it died thrice"
 
 
 async def test_a_request_that_no_worker_accepts_fails_alone(tmp_path: Path) -> None:
