@@ -1,9 +1,10 @@
 """A real worker whose steps can be held, as by a device that does not answer.
 
-    python -m tests.fakes.held_worker --model FOLDER --lock FILE --held-from 40
+    python -m tests.fakes.held_worker --model FOLDER --lock FILE
 
-A step that samples output position 40 or a later one waits while another process has an exclusive
-`flock` of the file (`tests.support.held_steps`). That takes no processor time, and answers nobody.
+A step that samples the output position in the file or a later one waits while another process has
+an exclusive `flock` of it (`tests.support.held_steps`). That takes no processor time, and answers
+nobody.
 """
 
 import fcntl
@@ -28,7 +29,6 @@ class HeldSettings(WorkerSettings):
     """A worker, and what holds it."""
 
     lock: Path = Field(description="a file: who has an exclusive flock of it holds steps")
-    held_from: int = Field(ge=0, description="steps that sample this output position, or later")
 
 
 class HeldDevice:
@@ -37,7 +37,6 @@ class HeldDevice:
     def __init__(self, device: ModelRunner, settings: HeldSettings) -> None:
         self._device = device
         self._lock = settings.lock
-        self._held_from = settings.held_from
 
     def swap_blocks(self, pairs: BlockPairs) -> None:
         self._device.swap_blocks(pairs)
@@ -46,8 +45,9 @@ class HeldDevice:
         self._device.copy_blocks(pairs)
 
     def execute(self, step: StepInputs) -> StepSamples:
-        if (step.sampling.position >= self._held_from).any():
-            with self._lock.open("a") as lock:
+        with self._lock.open("a+") as lock:
+            lock.seek(0)
+            if (step.sampling.position >= int(lock.read() or 0)).any():
                 fcntl.flock(lock, fcntl.LOCK_SH)
         return self._device.execute(step)
 

@@ -46,7 +46,7 @@ async def answered_once(folder: Path, count: int, *, timeout_s: float = WAIT_S) 
         flags: dict[str, object] = {"model": CHECKPOINT, "slots": 4, "threads": 1}
         flags |= {"kv_blocks": 256, "step_tokens": 512}
         lock = folder / "lock"
-        flags |= {"lock": lock, "held_from": HELD_FROM}
+        flags |= {"lock": lock}
         worker = cluster.add_worker(flags, HELD_WORKER)
         (first, address), (second, other) = add_door(cluster), add_door(cluster)
         for process in (worker, first, second):
@@ -58,7 +58,7 @@ async def answered_once(folder: Path, count: int, *, timeout_s: float = WAIT_S) 
             asked = [client.completions.create(**body(number)) for number in range(10)]
             undisturbed = [each.choices[0].text for each in await asyncio.gather(*asked)]
             file = await client.files.create(file=("lines", lines(count)), purpose="batch")
-            with held(lock):
+            with held(lock, HELD_FROM):
                 batch = await client.batches.create(
                     input_file_id=file.id, endpoint=ENDPOINT, completion_window="24h"
                 )

@@ -31,7 +31,7 @@ async def test_it_is_retrieved_whole_and_equal(tmp_path: Path) -> None:
         flags: dict[str, object] = {"model": CHECKPOINT, "slots": 4, "threads": 1}
         flags |= {"kv_blocks": 256, "step_tokens": 512}
         lock = tmp_path / "lock"
-        flags |= {"lock": lock, "held_from": 20}
+        flags |= {"lock": lock}
         worker = cluster.add_worker(flags, HELD_WORKER)
         gateway, address = add_door(cluster)
         for process in (worker, gateway):
@@ -41,7 +41,7 @@ async def test_it_is_retrieved_whole_and_equal(tmp_path: Path) -> None:
             base_url=f"http://{address}/v1", api_key="any", max_retries=0
         ) as client:
             talk = await client.conversations.create()
-            with held(lock):
+            with held(lock, 20):
                 response = await client.responses.create(**ASKED, conversation=talk.id)
                 worker.kill()
             # Without its worker it cannot end, and waits for the others to die and come back.

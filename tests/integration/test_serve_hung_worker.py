@@ -47,7 +47,7 @@ class Told:
 def with_held_worker(stack: Stack, lock: Path) -> Stack:
     """The same, whose worker may be held, and nobody stands by: no scheduler dies here."""
     ours, theirs = services.command("gpu_worker"), services.command("tests.fakes.held_worker")
-    flags = ("--lock", str(lock), "--held-from", str(HELD_FROM), "--hung-s", str(HUNG_S))
+    flags = ("--lock", str(lock), "--hung-s", str(HUNG_S))
 
     def told(spec: ChildSpec) -> ChildSpec:
         if spec.name != "worker-0":
@@ -95,7 +95,7 @@ async def test_a_step_that_hangs_is_told_ended_and_not_seen_by_clients(tmp_path:
         try:
             await until(lambda: is_ready.is_set() or running.done(), "a stack")
             undisturbed = await asyncio.wait_for(streams(stack.grpc_address), WAIT_S)
-            with held(lock):
+            with held(lock, HELD_FROM):
                 disturbed = asyncio.create_task(streams(stack.grpc_address))
 
                 async def says_so() -> bool:

@@ -12,9 +12,8 @@ import pytest
 from openai import BadRequestError, ConflictError, NotFoundError, OpenAI
 from redis import Redis
 
-from gateway.openai.batches.window import LINES
 from ledger.keys import Keys
-from tests.support.whole_stack import MODEL, WAIT_S, WORKER_FLAGS, Door, WholeStack, wait_until
+from tests.support.whole_stack import MODEL, WAIT_S, Door, WholeStack, wait_until
 
 ENDPOINTS = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 6},
@@ -23,8 +22,9 @@ ENDPOINTS = {
 }
 COMPLETION: Any = "/v1/completions"
 OVER = ("completed", "failed", "expired", "cancelled")
-# A hundred lines of it take longer than anybody waits for anything.
-LONG: Any = {"max_tokens": 900, "n": 16, "ignore_eos": True}
+LONG: Any = {"max_tokens": 100, "ignore_eos": True}
+# Of what is long nothing is answered while steps behind it are held.
+HELD_FROM = 20
 
 
 def line(custom_id: str, endpoint: str = COMPLETION, /, **changes: Any) -> str:
@@ -175,12 +175,15 @@ def test_what_is_only_for_live_requests_is_named(client: OpenAI) -> None:
     assert {each["message"].partition(": ")[2] for each in told} == {"is not for lines of a batch"}
 
 
-def test_a_batch_is_cancelled_and_what_was_answered_stays(client: OpenAI) -> None:
+def test_a_batch_is_cancelled_and_what_was_answered_stays(
+    client: OpenAI, whole_stack: WholeStack
+) -> None:
     lines = [line("short"), *(line(str(n), **LONG) for n in range(200))]
     after: Any = {"anchor": "created_at", "seconds": 5000}
-    batch = begun(client, lines, output_expires_after=after)
-    wait_until(lambda: counts(client, batch)["completed"], "a line is answered")
-    assert client.batches.cancel(batch.id).status == "cancelling"
+    with whole_stack.held(HELD_FROM):
+        batch = begun(client, lines, output_expires_after=after)
+        wait_until(lambda: counts(client, batch)["completed"], "a line is answered")
+        assert client.batches.cancel(batch.id).status == "cancelling"
     batch = ended(client, batch)
     assert batch.output_file_id is not None
     output = client.files.retrieve(batch.output_file_id)
@@ -220,11 +223,11 @@ def test_a_batch_whose_day_is_over_ends_with_what_it_has(
     client: OpenAI, whole_stack: WholeStack
 ) -> None:
     lines = [line("short"), *(line(str(n), **LONG) for n in range(100))]
-    batch = begun(client, lines)
-    wait_until(lambda: counts(client, batch)["completed"], "a line is answered")
-    with Redis.from_url(whole_stack.store.url) as store:
+    with whole_stack.held(HELD_FROM), Redis.from_url(whole_stack.store.url) as store:
+        batch = begun(client, lines)
+        wait_until(lambda: counts(client, batch)["completed"], "a line is answered")
         store.hset(Keys("0").batch("default", batch.id), "expires_at", 1)
-    batch = ended(client, batch)
+        batch = ended(client, batch)
     assert batch.status == "expired"
     done, late = answers(client, batch.output_file_id), answers(client, batch.error_file_id)
     assert {each["error"]["code"] for each in late} == {"batch_expired"}
@@ -237,17 +240,11 @@ def test_a_batch_whose_input_is_deleted_ends_with_what_it_has(
     client: OpenAI, whole_stack: WholeStack
 ) -> None:
     # Longer than a piece of a file, which is read when its turn comes.
-    lines = [line(str(n), max_tokens=100, ignore_eos=True, user="u" * 50_000) for n in range(200)]
-
-    def are_under_way() -> bool:
-        """As many as are at once: what comes next is read when one of them has its answer."""
-        state = whole_stack.state()
-        return state.waiting + state.running == LINES * int(str(WORKER_FLAGS["slots"]))
-
-    wait_until(lambda: not whole_stack.problem(), "nothing of others runs")
-    with whole_stack.held():
+    wide: Any = {"user": "u" * 50_000}
+    lines = [line("0", **wide), *(line(str(n), **LONG, **wide) for n in range(1, 200))]
+    with whole_stack.held(HELD_FROM):
         batch = begun(client, lines)
-        wait_until(are_under_way, "lines are under way")
+        wait_until(lambda: counts(client, batch)["completed"], "a line is answered")
         client.files.delete(batch.input_file_id)
     batch = ended(client, batch)
     assert batch.status == "completed"

@@ -7,8 +7,12 @@ from pathlib import Path
 
 
 @contextmanager
-def held(lock: Path) -> Iterator[None]:
-    """Workers that were told of this file are held in the block, however long that takes."""
-    with lock.open("a") as ours:
+def held(lock: Path, position: int = 0) -> Iterator[None]:
+    """Workers that were told of this file compute up to this output position in the block, and are
+    held there, however long that takes.
+    """
+    with lock.open("w") as ours:
+        ours.write(str(position))
+        ours.flush()
         fcntl.flock(ours, fcntl.LOCK_EX)
         yield

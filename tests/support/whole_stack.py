@@ -115,7 +115,7 @@ class WholeStack:
         flags = {"scheduler": scheduler.address, "grpc_port": worker.number, **WORKER_FLAGS}
         self._lock = folder / "held"
         if worker_module == HELD_WORKER:
-            flags |= {"lock": self._lock, "held_from": 0}
+            flags |= {"lock": self._lock}
         self.worker = self._process("worker", worker_module, {**flags, **(worker_flags or {})})
         self.doors: list[Door] = []
         self.door = self.add_gateway(**(gateway_flags or {}))
@@ -190,12 +190,13 @@ class WholeStack:
         self.doors.remove(door)
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """No step ends in the block, of a `HELD_WORKER`; it is there all the same, and requests are
-        taken in. One that is silent would be gone for everybody in four seconds.
+    def held(self, position: int = 0) -> Iterator[None]:
+        """No step of this output position or a later one ends in the block, of a `HELD_WORKER`; it
+        is there all the same, and requests are taken in. One that is silent would be gone for
+        everybody in four seconds.
         """
         assert self.worker.module == HELD_WORKER
-        with held(self._lock):
+        with held(self._lock, position):
             yield
 
     # Looking
