@@ -19,8 +19,9 @@ REASON: Final = "kaiten-reason"
 # Who was started again is found at once.
 RECONNECT: Final = (
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 200),
+    # No wait, whatever its name: how long a connection may take, until both sides have said hello.
+    ("grpc.min_reconnect_backoff_ms", 2000),
 )
 
 

@@ -53,7 +53,10 @@ class Relay:
         target = next(self._targets)
         self.connections.append(target)
         host, _, port = target.rpartition(":")
-        to_reader, to_writer = await asyncio.open_connection(host, int(port))
+        if host == "unix":
+            to_reader, to_writer = await asyncio.open_unix_connection(port)
+        else:
+            to_reader, to_writer = await asyncio.open_connection(host, int(port))
         self._writers += [writer, to_writer]
         try:
             await asyncio.gather(self._carry(reader, to_writer), self._carry(to_reader, writer))

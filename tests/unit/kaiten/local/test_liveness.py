@@ -24,6 +24,7 @@ from kaiten.local.liveness import (
 )
 from kaiten.local.private import unix_address
 from tests.support.answers import until
+from tests.support.relay import Relay
 
 IDLE = ProcessState(cpu_s=7.0)
 STOPPED = ProcessState(is_stopped=True, cpu_s=7.0)
@@ -145,6 +146,18 @@ async def test_who_ends_and_is_started_again_is_found_by_the_same_asker(tmp_path
             told.set(LIVE, HealthCheckResponse.SERVING)
             assert await health.answers()
         assert not await health.answers()
+
+
+async def test_who_takes_a_while_to_say_hello_is_reached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a machine that is busy with other things."""
+    monkeypatch.setattr("kaiten.local.health.PING_TIMEOUT_S", 60.0)
+    address = unix_address(tmp_path / "door")
+    async with served(address), Relay(address, delay_s=0.3) as relay:
+        await until(Health(relay.address).answers, "it is reached")
+        # Ten of a tenth of a second each would be given up.
+        assert len(relay.connections) < 4
 
 
 async def test_a_killed_ones_socket_is_no_answer(tmp_path: Path) -> None:
