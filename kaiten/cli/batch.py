@@ -30,11 +30,18 @@ AWAY_S: Final = 60.0
 WAIT_S_MAX: Final = 5.0
 START_ONE: Final = "is a gateway listening there? start one with: kaiten serve"
 NO_HTTP: Final = "does this port speak HTTP? kaiten serve has it on 8000, and gRPC on 50051"
+GOES_ON: Final = (
+    "the batch goes on without you; the same command comes back to it, --cancel ends it"
+)
 OVER: Final = ("completed", "failed", "expired", "cancelled")
 
 
 class BatchError(Exception):
     """Why a batch cannot go on, for its user."""
+
+
+class Away(BatchError):
+    """Nobody answers, or nobody who has room, for too long."""
 
 
 class Refused(BatchError):
@@ -131,14 +138,14 @@ class Server:
                 if not self._has_answered:
                     is_other = isinstance(error, httpx.RemoteProtocolError)
                     hint = NO_HTTP if is_other else START_ONE
-                    raise BatchError(f"{problem}\n{hint}") from error
+                    raise Away(f"{problem}\n{hint}") from error
             else:
                 self._has_answered = True
                 if answer.headers.get("x-should-retry") != "true":
                     return _checked(answer)
                 problem, wait_s = _said(answer), max(wait_s, _retry_after_s(answer))
             if time.monotonic() + wait_s - since_s > AWAY_S:
-                raise BatchError(problem)
+                raise Away(problem)
             time.sleep(wait_s)
 
 
@@ -157,13 +164,12 @@ def batch(url: str, tls: TLS | None, path: Path, *, api_key: str | None, cancels
             return _told(server, ended, files)
     except (BatchError, OSError, httpx.InvalidURL) as error:
         _out().print(Text(harmless(f"error: {error}"), style="red"), soft_wrap=True)
+        if isinstance(error, Away) and files.note.exists():
+            _out().print(GOES_ON, soft_wrap=True)
         return 1
     except KeyboardInterrupt:
         if files.note.exists():
-            told = (
-                "the batch goes on without you; the same command comes back to it, --cancel ends it"
-            )
-            _out().print(told, soft_wrap=True)
+            _out().print(GOES_ON, soft_wrap=True)
         raise
 
 

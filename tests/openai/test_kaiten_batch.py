@@ -331,6 +331,20 @@ def test_nobody_is_there(refused: Refused, tmp_path: Path) -> None:
     assert "none.jsonl: No such file or directory" in said
 
 
+def test_who_loses_the_gateway_is_told_that_the_batch_does_not(
+    refused: Refused, tmp_path: Path
+) -> None:
+    path = write(tmp_path / "lines.jsonl", [asked("Tea")])
+    with HeldPort() as port:
+        url = f"http://{port.address}"
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        Note(url=url, digest=digest, file_id="file-1", key="k").write(Files(path).note)
+        code, said = refused(url, path)
+    assert code == 1
+    assert "does not answer" in said
+    assert "the same command comes back to it" in said
+
+
 def test_a_port_of_grpc_is_none_of_http(refused: Refused, tmp_path: Path) -> None:
     path = write(tmp_path / "lines.jsonl", [asked("Tea")])
     server = grpc.server(ThreadPoolExecutor(1))

@@ -130,7 +130,7 @@ class Chat:
             messages = _messages(Path(expanduser(name)).read_text(encoding="utf-8-sig"))
         except OSError as error:
             return Outcome(say=f"/load {name}: {error.strerror}")
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             return Outcome(say=f"/load {name}: {error}")
         self.system = messages.pop(0)["content"] if messages[0]["role"] == "system" else ""
         self.said = messages

@@ -144,6 +144,7 @@ def test_a_saved_conversation_goes_on(tmp_path: Path) -> None:
         ('{"messages": [{"role": "chef", "content": "x"}]}', "a role of system, user, assistant"),
         ('{"messages": [{"role": "user", "content": 1}]}', "a text as its content"),
         ('{"messages": ["x"]}', "a role of"),
+        ("[" * 100_000, "while decoding a JSON array"),
     ],
 )
 def test_what_is_no_conversation_is_not_loaded(text: str, reply: str, tmp_path: Path) -> None:
