@@ -1,5 +1,6 @@
 """`kaiten batch FILE.jsonl`: every line answered once, also when it is killed and run again."""
 
+import fcntl
 import hashlib
 import json
 import re
@@ -7,7 +8,7 @@ import secrets
 import time
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from os.path import expanduser
 from pathlib import Path
@@ -154,7 +155,8 @@ def batch(url: str, tls: TLS | None, path: Path, *, api_key: str | None, cancels
     url = url.rstrip("/").removesuffix("/v1")
     files = Files(Path(expanduser(path)))
     try:
-        with closing(Server(url, api_key, tls)) as server:
+        alone = nullcontext() if cancels else _alone(files.lines)
+        with alone, closing(Server(url, api_key, tls)) as server:
             if cancels and not files.note.exists():
                 raise BatchError(f"no batch of {files.lines} was begun: there is no {files.note}")
             found = _begun(server, url, files)
@@ -176,6 +178,25 @@ def batch(url: str, tls: TLS | None, path: Path, *, api_key: str | None, cancels
 def _out() -> Console:
     """Whether or not somebody reads how it goes, the answers are to be written."""
     return console(is_unfailing=True)
+
+
+@contextmanager
+def _alone(lines: Path) -> Iterator[None]:
+    """BatchError: another command follows these lines; of two each would begin a batch."""
+    try:
+        opened = lines.open("rb")
+    except OSError as error:
+        raise BatchError(f"{lines}: {error.strerror}") from error
+    with opened:
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            rule = "wait for it, or end it and run this again"
+            raise BatchError(f"another kaiten batch follows {lines}: {rule}") from None
+        except OSError:
+            # Not every file can be held so.
+            pass
+        yield
 
 
 def _begun(server: Server, url: str, files: Files) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """`kaiten batch`: a file of lines in, a file of answers out, whatever happens to the command."""
 
+import fcntl
 import hashlib
 import json
 import resource
@@ -329,6 +330,22 @@ def test_nobody_is_there(refused: Refused, tmp_path: Path) -> None:
         code, said = refused(f"http://{port.address}", tmp_path / "none.jsonl")
     assert code == 1
     assert "none.jsonl: No such file or directory" in said
+
+
+def test_of_two_commands_at_once_the_second_begins_nothing(
+    refused: Refused, tmp_path: Path
+) -> None:
+    """Each line would be answered twice."""
+    path = write(tmp_path / "lines.jsonl", [asked("Tea")])
+    with path.open("rb") as followed, HeldPort() as port:
+        fcntl.flock(followed, fcntl.LOCK_EX)
+        code, said = refused(f"http://{port.address}", path)
+        assert code == 1
+        assert f"another kaiten batch follows {path}: wait for it, or end it" in said
+        # It may be told to end.
+        Note(url="http://a", digest="", file_id="file-1", key="k").write(Files(path).note)
+        _, said = refused(f"http://{port.address}", path, "--cancel")
+        assert "another kaiten batch" not in said
 
 
 def test_who_loses_the_gateway_is_told_that_the_batch_does_not(
