@@ -14,7 +14,9 @@ from tests.support.gateway_stack import WAIT_S, Stack, running_stack
 @pytest.fixture
 async def ledger(redis_url: str, cell: str) -> AsyncIterator[Ledger]:
     """A handle on a cell of its own. Who is put aside for long asks again."""
-    ledger = await Ledger.connect(redis_url, cell=cell, limits=LedgerLimits(retry_s=WAIT_S))
+    ledger = await Ledger.connect(
+        redis_url, cell=cell, limits=LedgerLimits(retry_s=WAIT_S, operation_timeout_s=WAIT_S)
+    )
     yield ledger
     await ledger.close()
 

@@ -9,12 +9,13 @@ import pytest
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo
 
 from gateway.grpc import inference
+from gateway.grpc.convert import ask_from_proto
 from gateway.requests.generation_service import GenerationService
 from kaiten.v1 import inference_service_pb2 as pb
 from kaiten.v1.common_pb2 import FinishReason, SamplingParams
 from tests.support.gateway_stack import WAIT_S, Stack, detail, text_of, until
 
-CALL_S = 10.0
+CALL_S, DEADLINE_S, GRACE_S = 60.0, 2.5, 3.75
 
 
 @pytest.fixture
@@ -114,8 +115,13 @@ async def test_a_deadline_names_the_phase_before_the_clients_own_clock_ends_the_
     stack: Stack, monkeypatch: pytest.MonkeyPatch, phase: str
 ) -> None:
     # Most of the time: here a busy machine may hold up whoever says where it went.
-    monkeypatch.setattr(inference, "FAREWELL_SHARE", 0.75)
+    monkeypatch.setattr(inference, "FAREWELL_SHARE", 1 - DEADLINE_S / CALL_S)
     monkeypatch.setattr(inference, "FAREWELL_S_MAX", CALL_S)
+    monkeypatch.setattr(
+        inference,
+        "ask_from_proto",
+        lambda *args, **rest: ask_from_proto(*args, **rest | {"grace_s": GRACE_S}),
+    )
     if phase == "decode":
         stack.scheduler.step_s = 0.3
     else:

@@ -111,7 +111,7 @@ class Cluster:
         self._store = store or StoreServer(self._held.enter_context(store_folder(folder / "store")))
         self.scheduler_addresses = [self.hold_port().address for _ in range(schedulers)]
         # Who is put aside for long asks again.
-        self._limits = limits or LedgerLimits(retry_s=WAIT_S)
+        self._limits = limits or LedgerLimits(retry_s=WAIT_S, operation_timeout_s=WAIT_S)
         self._ids = itertools.count()
         self._tasks: list[asyncio.Task[None]] = []
         for _ in range(schedulers):

@@ -145,7 +145,9 @@ async def running_stack(
     if not (folder / "config.json").exists():
         write_model_folder(folder)
     # The scheduler's and the test's own: who is put aside for long asks again.
-    ledger = await Ledger.connect(redis_url, cell=cell, limits=LedgerLimits(retry_s=WAIT_S))
+    ledger = await Ledger.connect(
+        redis_url, cell=cell, limits=LedgerLimits(retry_s=WAIT_S, operation_timeout_s=WAIT_S)
+    )
     try:
         await ledger.check()
         async with running_gateway(folder, redis_url, cell, **changes) as gateway:
