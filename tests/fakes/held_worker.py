@@ -23,6 +23,7 @@ from gpu_worker.service.process import WorkerProcess
 from gpu_worker.settings import WorkerSettings
 from service_kit import lifecycle, logs
 from service_kit.settings import load as load_settings
+from tests.support.held_steps import NEVER
 
 
 class HeldSettings(WorkerSettings):
@@ -47,7 +48,7 @@ class HeldDevice:
     def execute(self, step: StepInputs) -> StepSamples:
         with self._lock.open("a+") as lock:
             lock.seek(0)
-            if (step.sampling.position >= int(lock.read() or 0)).any():
+            if (step.sampling.position >= int(lock.read() or NEVER)).any():
                 fcntl.flock(lock, fcntl.LOCK_SH)
         return self._device.execute(step)
 
