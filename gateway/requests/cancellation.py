@@ -7,10 +7,10 @@ one task delivers. Notes are bounded by what was accepted: one per choice and on
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from kaiten.v1.common_pb2 import FinishReason
-from ledger import StoreLost, Submitted
+from ledger import StoreLost
 from service_kit.errors import NotFound, Unavailable
 from service_kit.outages import Outage
 
@@ -59,7 +59,7 @@ class Releases:
         self._asked = asyncio.Event()
         self._done = asyncio.Event()
         self._done.set()
-        self._adopted: set[asyncio.Future[Submitted]] = set()
+        self._adopted: set[asyncio.Future[Any]] = set()
 
     def __len__(self) -> int:
         return len(self._notes)
@@ -70,14 +70,12 @@ class Releases:
         self._done.clear()
         self._asked.set()
 
-    def adopt(
-        self, submitting: "asyncio.Future[Submitted]", left: Release, unheard: Release
-    ) -> None:
-        """A submit whose client left while it was under way: what is to be asked if it gets
-        accepted, and if it may have been.
+    def adopt(self, asking: "asyncio.Future[Any]", left: Release, unheard: Release) -> None:
+        """A submit, or somebody's return, whose client left while it was under way: what is to be
+        asked if it is done, and if it may have been.
         """
 
-        def settle(finished: "asyncio.Future[Submitted]") -> None:
+        def settle(finished: "asyncio.Future[Any]") -> None:
             self._adopted.discard(finished)
             if finished.cancelled():
                 return
@@ -87,8 +85,8 @@ class Releases:
             elif isinstance(error, Unavailable):
                 self.ask(unheard)
 
-        self._adopted.add(submitting)
-        submitting.add_done_callback(settle)
+        self._adopted.add(asking)
+        asking.add_done_callback(settle)
 
     async def run(self) -> None:
         """Deliver for as long as the gateway lives."""

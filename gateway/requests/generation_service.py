@@ -2,9 +2,10 @@
 
 import asyncio
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from gateway.cell.explaining import Explainer
 from gateway.cell.ledger_session import LedgerLink
@@ -50,6 +51,8 @@ from service_kit.errors import (
     NotFound,
     Unavailable,
 )
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,20 +224,22 @@ class GenerationService:
                 rule = f"must name at most {found.n} choices, got {count}"
                 raise InvalidRequest(field, rule)
             id, waiter = _ledger_id(request_id, tenant), _waiter()
+            # A cursor that is none is refused before anybody waits.
+            choices = self._presenter.choices(
+                self._presenter.presentation(found.render, request_id),
+                found.sequence_id,
+                found.n,
+                positions,
+                cursors=cursors,
+                with_cursors=with_cursors,
+            )
             if not found.is_finished:
-                await self._link.ledger.wait(id, waiter)
+                await self._wait(id, waiter, goes_on=keep_running)
             generation = self._follow(
                 Accepted(request_id, found.prompt_tokens),
                 id,
                 found.sequence_id,
-                self._presenter.choices(
-                    self._presenter.presentation(found.render, request_id),
-                    found.sequence_id,
-                    found.n,
-                    positions,
-                    cursors=cursors,
-                    with_cursors=with_cursors,
-                ),
+                choices,
                 from_seq=0,
                 render=found.render,
             )
@@ -392,28 +397,42 @@ class GenerationService:
         delivery: Delivery,
         waiter: str,
     ) -> Submitted:
-        """Submit to the end even if the client leaves: what was accepted must be known."""
+        """What was accepted must be known."""
         delivery.submitting()
-        task = asyncio.ensure_future(
-            self._link.ledger.submit(
-                record, request.body_hash, tenant.bounds, note=request.note, waiter=waiter
-            )
+        submitting = self._link.ledger.submit(
+            record, request.body_hash, tenant.bounds, note=request.note, waiter=waiter
         )
         left = Release(record.id, waiter=waiter, goes_on=request.keep_running)
         # It may have been accepted. Nobody could ever ask for an id we have just minted.
         unheard = left._replace(goes_on=True) if request.request_id else Release(record.id)
         try:
-            submitted = await asyncio.shield(task)
+            submitted = await self._to_its_end(submitting, left, unheard)
+        except AlreadyExists:
+            raise AlreadyExists(f"request {request.request_id!r}") from None
+        delivery.accepted()
+        return submitted
+
+    async def _wait(self, id: str, waiter: str, *, goes_on: bool) -> None:
+        """Whoever leaves while they come back has left all the same."""
+        left = Release(id, waiter=waiter, goes_on=goes_on)
+        waiting = self._link.ledger.wait(id, waiter)
+        await self._to_its_end(waiting, left, left._replace(goes_on=True))
+
+    async def _to_its_end(
+        self, asking: Coroutine[Any, Any, T], left: Release, unheard: Release
+    ) -> T:
+        """Of the ledger, even if the client leaves. `left`, `unheard`: what is asked then, and
+        where it may have been done.
+        """
+        task = asyncio.ensure_future(asking)
+        try:
+            return await asyncio.shield(task)
         except asyncio.CancelledError:
             self.releases.adopt(task, left, unheard)
             raise
-        except AlreadyExists:
-            raise AlreadyExists(f"request {request.request_id!r}") from None
         except Unavailable:
             self.releases.ask(unheard)
             raise
-        delivery.accepted()
-        return submitted
 
     def _follow(
         self,

@@ -194,6 +194,44 @@ async def test_it_ends_with_the_last_who_waits(
         await until(lambda: bool(stack.scheduler.cancels), "it is cancelled")
 
 
+@pytest.mark.parametrize("comes_to_nothing", ["it has no cursor", "it leaves"])
+async def test_who_came_back_for_nothing_keeps_nothing_running(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch, comes_to_nothing: str
+) -> None:
+    """Refused, or gone before the store was heard: nobody waits for the request by that."""
+    stops_at(stack, 4)
+    ledger, service = stack.gateway.service.link.ledger, stack.gateway.service.generation_service
+    wait, is_known, is_heard = ledger.wait, asyncio.Event(), asyncio.Event()
+
+    async def late(id: str, waiter: str) -> None:
+        await wait(id, waiter)
+        is_known.set()
+        await is_heard.wait()
+
+    monkeypatch.setattr(ledger, "wait", late)
+    sampling = SamplingParams(max_tokens=100, ignore_eos=True)
+    request = pb.GenerateRequest(text="x", request_id="c", sampling=sampling)
+    call = stack.gateway.inference.Generate(request, timeout=WAIT_S)
+    assert (await call.read()).event.HasField("accepted")
+    await until(lambda: stack.scheduler.is_parked, "it is half-way")
+    if comes_to_nothing == "it leaves":
+        back = stack.gateway.inference.Attach(pb.AttachRequest(request_id="c"), timeout=WAIT_S)
+        await is_known.wait()
+        back.cancel()
+        # Of the two only the first is followed.
+        await until(lambda: service.door._opening == 0, "it is noticed")
+    is_heard.set()
+    if comes_to_nothing == "it has no cursor":
+        with pytest.raises(grpc.aio.AioRpcError, match="must have 12 bytes"):
+            await attach(stack, "c", cursors=[b"x"])
+    call.cancel()
+    await until(lambda: not service.door.active, "it is noticed")
+    await asyncio.wait_for(service.releases.settled(), WAIT_S)
+    stack.scheduler.is_open.set()
+    await until(lambda: stack.scheduler.live_count == 0, "the end")
+    assert len(stack.scheduler.cancels) == 1
+
+
 async def test_a_forged_cursor_is_data_loss_and_ends_nothing(stack: Stack) -> None:
     stack.scheduler.step_s = 0.01
     request = pb.GenerateRequest(
