@@ -76,7 +76,8 @@ class Files:
         whose output it is.
 
         Again: what it was, whoever is late with another. Overloaded: the tenant keeps too much.
-        OutOfOrder: the batch is not being written down (any more).
+        OutOfOrder: the batch is not being written down (any more). NotFound: it was its output, and
+        has been deleted.
         """
         keys, limits = self._store.keys, self._store.limits
         kept_s = min(ttl_s or limits.files_ttl_s, limits.files_ttl_s)
@@ -105,6 +106,8 @@ class Files:
             )
         if verdict == b"OVER":
             raise OutOfOrder(f"the batch of {id!r} is not being written down any more")
+        if verdict == b"LEFT":
+            raise NotFound(f"file {id!r}", self.rule)
         if verdict == b"GONE":
             raise Unavailable("a piece of the file was lost on its way; send it again")
         kept = _file(id, rest)

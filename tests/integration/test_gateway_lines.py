@@ -19,8 +19,9 @@ from gateway.requests.generation_service import GenerationService
 from gateway.requests.stream import Generation
 from gateway.tenants import PRIORITY_MAX
 from kaiten.v1.ledger_pb2 import SubmitRecord
-from ledger.batches.batches import StoredBatch
+from ledger.batches.batches import BatchName, StoredBatch
 from ledger.types import InboxEntry
+from service_kit.errors import Unavailable
 from tests.support.gateway_stack import WAIT_S, Stack, running_stack, until
 
 URL = "/v1/completions"
@@ -83,6 +84,31 @@ async def test_one_that_is_cancelled_while_it_is_validated_tells_all_of_its_line
     told = (await http.get(f"/v1/files/{state['error_file_id']}/content")).text.splitlines()
     assert [json.loads(each)["custom_id"] for each in told] == ["1", None, "3"]
     assert not stack.scheduler.submits
+
+
+async def test_what_was_fetched_and_deleted_before_the_batch_is_over_stays_deleted(
+    stack: Stack, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever goes on with it writes its output down again."""
+    batches, state = stack.gateway.service.link.ledger.batches, dict[str, Any]()
+    move = batches.move
+
+    async def deleted(name: BatchName, to: str, **given: Any) -> str:
+        if to == "completed":
+            monkeypatch.setattr(batches, "move", move)
+            told = (await http.get(f"/v1/batches/{name.id}")).json()
+            assert told["status"] == "finalizing"
+            await http.delete(f"/v1/files/{told['output_file_id']}")
+            raise Unavailable("the driver dies here")
+        return await move(name, to, **given)
+
+    monkeypatch.setattr(batches, "move", deleted)
+    path = await begun(http, [line(1)])
+    while state.get("status") != "completed":
+        state = (await http.get(path)).json()
+    assert (await http.get(f"/v1/files/{state['output_file_id']}")).status_code == 404
+    query = {"purpose": "batch_output"}
+    assert (await http.get("/v1/files", params=query)).json()["data"] == []
 
 
 @pytest.mark.parametrize("opening_s", [60.0, 0.0])

@@ -439,6 +439,32 @@ async def test_an_output_that_was_deleted_is_not_kept_again_by_a_driver_that_is_
     await ledger.close()
 
 
+async def test_an_output_that_was_deleted_is_not_kept_again_by_who_goes_on(
+    redis_url: str, cell: str
+) -> None:
+    """A driver kept it and died, with the batch's last word left to say; its client had it all, and
+    needs the room.
+    """
+    ledger = await Ledger.connect(redis_url, cell=cell)
+    files = ledger.files
+    await ledger.batches.new(NAME, FIELDS, window_s=60)
+    await ledger.batches.move(NAME, "finalizing", of=("validating",))
+    for kind in ("output", "errors"):
+        about: Any = {"filename": "f", "purpose": "batch_output", "size_bytes": 1, "chunks": 1}
+        keep_it = partial(files.keep, "alice", f"f-{kind}", **about, of=NAME)
+        await files.put("alice", f"f-{kind}", 0, b"a")
+        kept = await keep_it()
+        assert await keep_it() == kept, "again: what it was"
+        assert (await ledger.batches.find(NAME)).fields[f"{kind}_file_id"] == f"f-{kind}"
+        await files.drop("alice", f"f-{kind}", 1)
+        await files.put("alice", f"f-{kind}", 0, b"a")
+        with pytest.raises(NotFound, match="was deleted"):
+            await keep_it()
+        with pytest.raises(NotFound):
+            await files.find("alice", f"f-{kind}")
+    await ledger.close()
+
+
 async def test_a_file_is_there_when_all_of_it_is(redis_url: str, cell: str) -> None:
     ledger = await Ledger.connect(redis_url, cell=cell, limits=LedgerLimits(files_ttl_s=100))
     files = ledger.files

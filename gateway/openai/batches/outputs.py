@@ -1,9 +1,11 @@
 """What a batch leaves: a file, piece by piece as its lines come, kept once there is room."""
 
+from contextlib import suppress
 from typing import Final
 
 from ledger.batches.batches import BatchName
 from ledger.batches.files import CHUNK_BYTES, Files
+from service_kit.errors import NotFound
 
 PURPOSE: Final = "batch_output"
 
@@ -34,16 +36,18 @@ class ChunkWriter:
         """Overloaded: its tenant keeps too much; it may be tried again. OutOfOrder: another driver
         has brought the batch to its end.
         """
-        await self._files.keep(
-            self._batch.tenant,
-            self.id,
-            filename=filename,
-            purpose=PURPOSE,
-            size_bytes=self.size_bytes,
-            chunks=self._chunks,
-            ttl_s=ttl_s,
-            of=self._batch,
-        )
+        # Not found: another has kept it, and its client has deleted it.
+        with suppress(NotFound):
+            await self._files.keep(
+                self._batch.tenant,
+                self.id,
+                filename=filename,
+                purpose=PURPOSE,
+                size_bytes=self.size_bytes,
+                chunks=self._chunks,
+                ttl_s=ttl_s,
+                of=self._batch,
+            )
 
     async def _put(self, chunk: bytes) -> None:
         await self._files.put(self._batch.tenant, self.id, self._chunks, chunk)
