@@ -7,10 +7,15 @@ connection there is.
 
 import asyncio
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, Final
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from gateway.http import errors
+from gateway.http.json_reply import to_json
+from service_kit.errors import KaitenError, Unavailable
 
 # The one who reads a body gives up first, with an answer.
 BODY_GRACE_S: Final = 5.0
@@ -94,7 +99,7 @@ class Connection(H11Protocol):
         if not self._is_sent_away:
             self._come_before, self._come = self._come, self._come + len(data)
             most = self._limits.headers_bytes_max
-            while data and not self.transport.is_closing():
+            while data and not (self.transport.is_closing() or self._is_sent_away):
                 # h11 asks how long the headers are only while they are not all there.
                 cut = LOOK_BYTES
                 if self.conn.their_state is h11.IDLE:
@@ -113,20 +118,20 @@ class Connection(H11Protocol):
 
     def _refuse_one_too_many(self) -> None:
         if not self._is_sent_away:
-            self._send_away(b"503 Service Unavailable", b"too many connections")
+            self._send_away(Unavailable("too many connections"))
 
     def _refuse_crumbs(self) -> None:
         if self.conn.our_state is h11.SEND_RESPONSE:
-            rule = f"more than {CHUNKS_MAX} chunks: at least {CHUNK_BYTES_MIN} bytes each"
-            self._send_away(b"400 Bad Request", rule.encode())
+            rule = f"chunks: more than {CHUNKS_MAX} must have {CHUNK_BYTES_MIN} bytes each"
+            self._send_away(errors.HttpError(400, rule, None))
         else:
             self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:
         if len(self.conn.trailing_data[0]) > self._limits.headers_bytes_max:
-            msg = f"headers: at most {self._limits.headers_bytes_max} bytes"
+            msg = f"headers: must have at most {self._limits.headers_bytes_max} bytes"
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            super().send_400_response(msg)
+            self._send_away(errors.HttpError(400, msg, None))
         else:
             self.transport.abort()
         if self.cycle is not None:
@@ -148,7 +153,7 @@ class Connection(H11Protocol):
     def _watch(self) -> None:
         """Of a request that is not all there: until when its next part must be."""
         state = self.conn.their_state
-        if state is not self._waits_for or self._ending is None:
+        if not self._is_sent_away and (state is not self._waits_for or self._ending is None):
             self._set(state if state in (h11.IDLE, h11.SEND_BODY) else None)
 
     def _set(self, state: Any) -> None:
@@ -173,17 +178,25 @@ class Connection(H11Protocol):
 
     def _no_headers(self) -> None:
         if self.conn.trailing_data[0]:
-            rule = f"headers must be there within {self._limits.headers_s_max:g} s"
-            self._send_away(b"408 Request Timeout", rule.encode())
+            rule = f"headers: must be there within {self._limits.headers_s_max:g} s"
+            self._send_away(errors.HttpError(408, rule, "slow"))
         else:
             self.transport.close()
 
-    def _send_away(self, status: bytes, message: bytes) -> None:
+    def _send_away(self, error: KaitenError) -> None:
         """Without uvicorn, for which there is no request to answer."""
         self._is_sent_away = True
         self._set(None)
-        head = b"content-type: text/plain\r\nconnection: close\r\ncontent-length: %d" % len(message)
-        self.transport.write(b"HTTP/1.1 %s\r\n%s\r\n\r\n%s" % (status, head, message))
+        status, raw = HTTPStatus(errors.row_of(error).status), to_json(errors.body_of(error))
+        headers = {
+            "content-type": "application/json",
+            "content-length": str(len(raw)),
+            "connection": "close",
+            "x-should-retry": "false",
+            **errors.headers_of(error),
+        }
+        lines = [f"HTTP/1.1 {status.value} {status.phrase}", *map(": ".join, headers.items())]
+        self.transport.write("\r\n".join([*lines, "", ""]).encode() + raw)
         # Cut off at once it would lose the answer if anything is still on its way here.
         if self.transport.can_write_eof():
             self.transport.write_eof()
