@@ -37,9 +37,9 @@ class CellState:
         # Workers of which something changed since `concerned` was last asked.
         self._touched: dict[str, None] = {}
 
-    def touch(self, worker_id: str) -> None:
-        """Something of this worker has changed."""
-        self._touched[worker_id] = None
+    def touch(self, *worker_ids: str) -> None:
+        """Something of these workers has changed."""
+        self._touched |= dict.fromkeys(worker_ids)
 
     def concerned(self) -> tuple[str, ...]:
         """Workers that may need a plan for what has changed; of all others it is known that they
@@ -55,7 +55,7 @@ class CellState:
         """Decide by this from now on; nobody is thrown out."""
         self.policy, self.config = policy_of(policy, rules, config), config
         self.waiting.configure(self.policy.order, config)
-        self._touched = dict.fromkeys(self.workers)
+        self.touch(*self.workers)
 
     # A sequence moves
 

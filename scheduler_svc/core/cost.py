@@ -55,10 +55,8 @@ class StepCost:
 
     def _observe_decodes(self, step_us: int, decodes: int) -> None:
         digits, rows = decodes.bit_length(), decodes << SCALE_BITS
-        before = self._decode_us.setdefault(digits, step_us)
-        self._decode_us[digits] = _decayed(before) + (step_us >> WEIGHT_BITS)
-        before = self._decode_rows.setdefault(digits, rows)
-        self._decode_rows[digits] = _decayed(before) + (rows >> WEIGHT_BITS)
+        for known, seen in ((self._decode_us, step_us), (self._decode_rows, rows)):
+            known[digits] = _decayed(known.setdefault(digits, seen)) + (seen >> WEIGHT_BITS)
 
     def _age(self, decodes: int) -> None:
         """What is known of more rows is less and less believed: were it too long, nobody would go

@@ -230,7 +230,7 @@ class Scheduler:
                     sequence.unjudged.remove(command.worker_id)
                     sequence.deaths += command.is_crash is True
             if any(sequence.is_convicted for sequence in live.sequences):
-                deaths, last = self.config.deaths_max + 1, command.reason
+                deaths, last = live.deaths_max + 1, command.reason
                 error = f"{deaths} workers were lost computing this request, the last: {last}"
                 self._cell.end(live, Reason.ERROR, now_ns, events, error)
         return events
@@ -260,8 +260,7 @@ class Scheduler:
 
     def _store_behind(self, command: StoreBehind, now_ns: int) -> Outcome:
         self._cell.is_store_behind = command.is_behind
-        for worker_id in self.workers:
-            self._cell.touch(worker_id)
+        self._cell.touch(*self.workers)
         return self._outcome()
 
     # Inside

@@ -118,10 +118,21 @@ class WaitingQueue:
             self._idle_tenants[name] = tokens
 
     def configure(self, order: Order, config: Config) -> None:
-        """Sort everybody anew."""
+        """Sort everybody anew. Tenants stay where they are among others, whatever they weigh now,
+        and begin alike where the order was not fair.
+        """
+        before, self._weights = self._weights, dict(config.tenant_weights)
+        alike = order.is_fair and not self._order.is_fair
         self._order, self._tokens_max = order, config.tenant_tokens_max
-        self._wait_ns_max, self._weights = config.wait_ns_max or 0, dict(config.tenant_weights)
+        self._wait_ns_max = config.wait_ns_max or 0
+
+        def served(name: str, tokens: int) -> int:
+            place = self._virtual_time if alike else tokens * WEIGHT_UNIT // before.get(name, 1)
+            return place * self._weights.get(name, 1) // WEIGHT_UNIT
+
+        self._idle_tenants = {name: served(name, t) for name, t in self._idle_tenants.items()}
         for tenant in self.tenants.values():
+            tenant.served = served(tenant.name, tenant.served)
             waiting, tenant.queue, tenant.arrivals = tenant.queue, [], []
             tenant.weight = self._weights.get(tenant.name, 1)
             for _, sequence in waiting:

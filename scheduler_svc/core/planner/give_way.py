@@ -27,10 +27,9 @@ def newest_flex(worker: Worker) -> list[Sequence]:
 
 def num_leaving(cell: CellState, worker: Worker) -> int:
     """How many flex sequences are to leave for the gaps of the others."""
-    gap_us = cell.config.batch_gap_us
-    if gap_us is None or not 0 < len(worker.flex) < len(worker.running):
+    gap_us, rows = cell.config.batch_gap_us, len(worker.running)
+    if gap_us is None or not 0 < len(worker.flex) < rows:
         return 0
-    rows = len(worker.running)
     most = worker.cost.decodes_in(gap_us, near=rows)
     if most is None or rows * 100 <= most * (100 + SLACK_PERCENT):
         return 0

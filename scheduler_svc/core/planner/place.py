@@ -183,7 +183,7 @@ def others(builder: PlanBuilder, sequence: Sequence) -> list[Worker]:
     """
     cell, request = builder.cell, sequence.live.request
     shape = (len(sequence.tokens), sequence.kv.places_max, request.needs, sequence.num_preemptions)
-    alike = (cell.waiting.has_non_flex, request.priority, *shape)
+    alike = (cell.waiting.has_non_flex, request.priority, sequence.is_suspect, *shape)
     if alike not in builder.others or cell.policy.cadence.looks:
         rest = [other for other in cell.workers.values() if other is not builder.worker]
         some = [each for each in rest if _could_start(cell, each, sequence, builder.now_ns)]
@@ -193,11 +193,10 @@ def others(builder: PlanBuilder, sequence: Sequence) -> list[Worker]:
 
 def _could_start(cell: CellState, worker: Worker, sequence: Sequence, now_ns: int) -> bool:
     """Without a look at its cached prefixes: that costs as much as admitting it."""
-    if why_closed(cell, worker) is not None or not worker.can_hold(sequence):
-        return False
-    if _is_one_long_too_many(cell, worker, sequence) or not is_looked_at(cell, worker, now_ns):
-        return False
-    if sequence.is_flex and _why_no_flex(cell, worker) is not None:
+    why = why_closed(cell, worker) or _why_not_this(cell, worker, sequence)
+    if sequence.is_flex:
+        why = why or _why_no_flex(cell, worker)
+    if why is not None or not is_looked_at(cell, worker, now_ns):
         return False
     return cell.policy.admission(admission_view(cell, worker, sequence)) is None
 

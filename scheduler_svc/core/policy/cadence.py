@@ -62,8 +62,6 @@ def interval(
     """Not before `steps` have passed since somebody joined; then if those who wait are many enough
     beside those who run, or `steps_max` have passed.
     """
-    if view.steps_since_join < steps:
-        return False
-    if served_permille is None or view.waiting * 1000 > served_permille * view.running:
-        return True
-    return steps_max is not None and view.steps_since_join >= steps_max
+    are_many = served_permille is None or view.waiting * 1000 > served_permille * view.running
+    is_overdue = steps_max is not None and view.steps_since_join >= steps_max
+    return view.steps_since_join >= steps and (are_many or is_overdue)

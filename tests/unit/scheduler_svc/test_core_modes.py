@@ -242,6 +242,41 @@ def test_tenants_are_served_by_their_weights() -> None:
     cell.finish()
 
 
+WEIGHTS = (("a", 3),)
+
+
+@pytest.mark.parametrize(
+    ("policy", "before", "after"),
+    [("fair", (), WEIGHTS), ("fair", WEIGHTS, ()), ("fcfs", (), WEIGHTS), ("fcfs", (), ())],
+)
+def test_shares_that_change_hold_from_then_on(policy: str, before: Any, after: Any) -> None:
+    """What tenants were served by other shares, or by none, is not paid back: somebody would stand
+    still for it.
+    """
+    cell = Cell(spec(slots=4), lease=1, policy=policy, tenant_weights=before)
+    for _ in range(100):
+        for tenant in "aab":
+            cell.submit(3, 8, tenant=tenant)
+    cell.turns(120)
+    cell.apply(Configured(config=Config(tenant_weights=after), policy="fair"))
+    tenants = cell.scheduler.waiting.tenants
+    began = {name: tenant.served for name, tenant in tenants.items()}
+    cell.turns(80)
+    a, b = (tenants[name].served - began[name] for name in "ab")
+    assert a / b == pytest.approx(3 if after else 1, rel=0.2)
+
+
+@pytest.mark.parametrize(("policy", "times"), [("fair", 3), ("fcfs", 0)])
+def test_who_is_away_stays_as_far_ahead_when_its_weight_changes(policy: str, times: int) -> None:
+    cell = Cell(spec(slots=1), policy=policy)
+    cell.submit(30, 170, tenant="a")
+    cell.finish()
+    ahead = dict(cell.scheduler.waiting.ahead())["a"]
+    cell.apply(Configured(config=Config(tenant_weights=WEIGHTS), policy="fair"))
+    now = dict(cell.scheduler.waiting.ahead()).get("a", 0)
+    assert now == pytest.approx(times * ahead, abs=3)
+
+
 @pytest.mark.parametrize("order", ["fcfs", "priority", "shortest", "fair:shortest"])
 def test_who_has_waited_longer_than_is_promised_goes_first(order: str) -> None:
     """A stream of short and urgent ones passes a long one by, until its time is up."""

@@ -1,5 +1,7 @@
 """Who is suspected of the deaths of workers, who is convicted, and what clears a record."""
 
+from dataclasses import replace
+
 from scheduler_svc.core.types import Reason
 from tests.support.cell import Cell, spec
 
@@ -43,6 +45,15 @@ def test_poison_is_convicted_alone_and_the_innocent_survive() -> None:
     assert all(scene.cell.reason(sequence_id) is Reason.LENGTH for sequence_id in scene.innocents)
 
 
+def test_of_how_many_deaths_a_verdict_speaks_does_not_change_with_the_bound() -> None:
+    scene = Poisoned()
+    config = replace(scene.cell.configured.config, deaths_max=5)
+    scene.cell.apply(replace(scene.cell.configured, config=config))
+    scene.run()
+    assert scene.deaths == 3
+    assert scene.cell.endings[scene.poison].error.startswith("3 workers were lost")
+
+
 def test_all_choices_of_a_poisoned_prompt_are_convicted_together() -> None:
     scene = Poisoned(n=8)
     scene.run()
@@ -84,6 +95,23 @@ def test_a_suspect_does_not_block_those_behind_it() -> None:
     cell.join("c", spec())
     assert cell.must_plan("c").admitted == (first, third)
     assert cell.waiting() == [second]
+    cell.finish()
+
+
+def test_a_suspect_does_not_wait_for_a_worker_that_has_another() -> None:
+    """Seen: it had fewer rows, so it was left to it, which passed it over, and all behind it."""
+    cell = Cell(spec(slots=4))
+    others = [cell.submit(3, 90) for _ in range(4)]
+    cell.turn()
+    first, second = cell.submit(3, 6), cell.submit(3, 6)
+    for worker_id in ("a", "b"):
+        cell.join(worker_id, spec())
+        cell.must_plan(worker_id)
+        cell.kill(worker_id)
+    cell.join("c", spec())
+    assert cell.must_plan("c").admitted == (first,)
+    cell.cancel(others[0])
+    assert cell.must_plan("w1").admitted == (second,)
     cell.finish()
 
 
