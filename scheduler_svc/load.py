@@ -85,14 +85,16 @@ def queue_time_s(core: Scheduler, *, output_tokens: float, now_ns: int) -> float
     """How long a request that came now, and is not flex, would wait for its slot."""
     ahead = [s for tenant in core.waiting.tenants.values() for s in _ahead(tenant)]
     workers = [worker for worker in core.workers.values() if not worker.is_draining]
-    if not ahead and any(worker.is_open for worker in workers):
+    # Flex sequences give their slots to whoever is none.
+    has_room = any(worker.is_open or (worker.flex and not worker.is_late) for worker in workers)
+    if has_room and not ahead:
         return 0.0
     prompts = [len(sequence.tokens) for sequence in ahead]
     per_s = sum(_ends_per_s(w, _mean(prompts), output_tokens) for w in workers)
     if not per_s:
         oldest_ns = min((s.live.request.arrived_ns for s in ahead), default=now_ns)
         return max(0, now_ns - oldest_ns) / 1e9
-    return (len(ahead) + (0 if any(worker.is_open for worker in workers) else 1)) / per_s
+    return (len(ahead) + (not has_room)) / per_s
 
 
 def has_work(core: Scheduler) -> bool:

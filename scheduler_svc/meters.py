@@ -123,7 +123,7 @@ class Meters:
         self.session: Standing | None = None
         # Of its last look, once a second while it leads.
         self.load: Load = NO_LOAD
-        # What an output was of late; 0: none has ended.
+        # What an output was of late, of who had a slot; 0: none has ended.
         self.output_tokens = 0.0
         self._has_exemplars = has_exemplars
         self._requests = Counter(new=0, recovered=0)
@@ -239,17 +239,20 @@ class Meters:
         self._ended[next(reason for reason in GRAVEST_FIRST if reason in reasons).value] += 1
         self._counts["prefix_cache_queries"] += over.num_prompt_tokens
         self._counts["prefix_cache_hits"] += over.num_cached_tokens
-        each = over.num_output_tokens / len(over.outputs)
-        weight = OUTPUT_WEIGHT if self.output_tokens else 1.0
-        self.output_tokens += (each - self.output_tokens) * weight
-        total_ns = over.queue_ns + over.prefill_ns + over.decode_ns
+        inference_ns = over.prefill_ns + over.decode_ns
+        # Who never had a slot says nothing of how soon others free theirs.
+        if inference_ns:
+            each = over.num_output_tokens / len(over.outputs)
+            weight = OUTPUT_WEIGHT if self.output_tokens else 1.0
+            self.output_tokens += (each - self.output_tokens) * weight
+        total_ns = over.queue_ns + inference_ns
         span = context_of(traceparent) if traceparent else None
         context = exemplar(span, is_kept=is_asked_about(over))
         for name, value in (
             ("request_queue_time", over.queue_ns / 1e9),
             ("request_prefill_time", over.prefill_ns / 1e9),
             ("request_decode_time", over.decode_ns / 1e9),
-            ("request_inference_time", (over.prefill_ns + over.decode_ns) / 1e9),
+            ("request_inference_time", inference_ns / 1e9),
             ("e2e_request_latency", total_ns / 1e9),
             ("request_prompt_tokens", over.num_prompt_tokens),
             ("request_generation_tokens", over.num_output_tokens),

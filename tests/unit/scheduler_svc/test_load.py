@@ -11,7 +11,7 @@ from scheduler_svc import load
 from scheduler_svc.core.commands import Configured, MakePlan, StepDone, Submit, WorkerJoined
 from scheduler_svc.core.outcome import Finished
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.types import Config, Reason, Request, StepResult, WorkerSpec
+from scheduler_svc.core.types import FLEX_PRIORITY, Config, Reason, Request, StepResult, WorkerSpec
 from scheduler_svc.load import Load, queue_time_s
 from scheduler_svc.meters import OUTPUT_WEIGHT
 from tests.support.cell import spec
@@ -40,7 +40,9 @@ class Timed:
         self._rows[worker_id] = {}
         self.core.apply(WorkerJoined(worker_id=worker_id, spec=one), self.now_ns)
 
-    def submit(self, sequence_id: int, prompt: int, output: int, *, said: int) -> None:
+    def submit(
+        self, sequence_id: int, prompt: int, output: int, *, said: int, priority: int = 0
+    ) -> None:
         """A request for `said` tokens that will stop after `output`."""
         expected_s = self.forecast_s
         self.submitted[sequence_id] = (self.now_ns, expected_s)
@@ -52,6 +54,7 @@ class Timed:
             max_tokens=said,
             arrived_ns=self.now_ns,
             tenant="t",
+            priority=priority,
         )
         self.core.apply(Submit(request=request), self.now_ns)
 
@@ -171,6 +174,24 @@ def test_a_full_worker_makes_the_next_one_wait_for_an_end() -> None:
     some.run(5 * 10**7)
     step_s = (STEP_US + 2 * ROW_US) / 1e6
     assert 0.5 * 25 * step_s < some.forecast_s < 1.6 * 25 * step_s
+
+
+def test_nobody_waits_for_those_who_give_way() -> None:
+    """A worker full of lines of batches takes the next one who is not at once."""
+    some = Timed(spec(slots=2))
+    for number in range(1, 6):
+        some.submit(number, 5, 50, said=50, priority=FLEX_PRIORITY)
+    some.output_tokens = 50
+    some.run(5 * 10**7)
+    assert not some.core.workers["w0"].slots_free
+    assert some.forecast_s == 0
+    some.submit(6, 5, 50, said=50)
+    some.run(6 * 10**7)
+    assert some.waits[-1][1] < 0.01
+    some.submit(7, 5, 50, said=50)
+    some.run(7 * 10**7)
+    assert not some.core.workers["w0"].flex
+    assert some.forecast_s > 0
 
 
 def test_without_workers_it_is_how_long_the_longest_has_waited() -> None:

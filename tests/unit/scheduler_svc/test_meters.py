@@ -87,6 +87,21 @@ def test_tokens_and_ends_count_once_they_are_committed() -> None:
     assert (told.now("kaiten.requests_live"), meters._ended.total()) == ({(): 0}, 1)
 
 
+def test_who_never_had_a_slot_says_nothing_of_how_long_outputs_are() -> None:
+    """In an overload most give up in the queue: the forecast would go to nothing with them."""
+    cell, meters = Cell(spec(slots=1)), Meters(NO_METER)
+    for _ in range(2):
+        cell.submit(3, 20)
+    for _ in range(90):
+        cell.turn()
+        cell.cancel(cell.submit(3, 20))
+    cell.finish()
+    assert len(cell.overs) == 92
+    meters.ended(1, cell.overs.values(), lambda _: "")
+    meters.committed([JournalRecord(seq=1)])
+    assert meters.output_tokens == 20
+
+
 def test_workers_that_are_gone_make_room_and_the_others_are_told_apart(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
