@@ -1,6 +1,7 @@
 """One HTTP exchange on bare ASGI: body in, JSON or events out, client gone noticed."""
 
 import asyncio
+import hashlib
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -17,10 +18,12 @@ from gateway.http.bodies import Bodies
 from gateway.http.json_body import JsonBody
 from gateway.http.json_reply import DONE, PING, to_event, to_json
 from gateway.http.middleware import header
+from gateway.requests.validation import REQUEST_ID
 from gateway.tenants import Tenant
-from service_kit.errors import KaitenError, NotFound
+from service_kit.errors import InvalidRequest, KaitenError, NotFound
 
 EVENTS_TYPE: Final = "text/event-stream; charset=utf-8"
+KEY_HEADER: Final = "idempotency-key"
 
 log = structlog.get_logger()
 
@@ -64,6 +67,17 @@ class HttpExchange:
     def header(self, name: str) -> str:
         """A header's value, or nothing."""
         return header(self.scope, name)
+
+    def new_id(self, *, of_body: bool = False) -> str:
+        """24 hexadecimal digits for what is made: the same for the same key of a client (`of_body`:
+        and the same body), which may not know whether it was heard.
+        """
+        if not (key := self.header(KEY_HEADER)):
+            return secrets.token_hex(12)
+        if not REQUEST_ID.fullmatch(key):
+            raise InvalidRequest(KEY_HEADER, f"must match {REQUEST_ID.pattern}")
+        named = key.encode() + (self.body_digest if of_body else b"")
+        return hashlib.sha256(named).hexdigest()[:24]
 
     @property
     def is_sent_again(self) -> bool:

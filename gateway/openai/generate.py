@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Final
 
-from gateway.http.exchange import HttpExchange
+from gateway.http.exchange import KEY_HEADER, HttpExchange
 from gateway.openai.generation_body import GenerationBody, StreamOptions
 from gateway.openai.operation import GENERATES, Api, Operation, parameter
 from gateway.openai.parts import Parts, Shown, head_of, send_stream
@@ -14,7 +14,6 @@ from gateway.values.generation_request import GenerationRequest
 from service_kit.errors import InvalidRequest
 
 TRACEPARENT_CHARS_MAX: Final = 64
-KEY_HEADER: Final = "idempotency-key"
 # A header, as gRPC's deadline is of the call: what is repeated later is the same request.
 TIMEOUT_HEADER: Final = "x-request-timeout-s"
 TIMEOUT_S: Final = re.compile(r"[0-9]{1,7}(\.[0-9]{1,3})?", re.ASCII)

@@ -14,12 +14,12 @@ from starlette.types import Receive, Scope, Send
 from gateway.cell.ledger_session import LedgerLink
 from gateway.cell.operators import Operators
 from gateway.http.bodies import Bodies, BodyLimits
-from gateway.http.exchange import HttpExchange, answer, now_s, telling
+from gateway.http.exchange import KEY_HEADER, HttpExchange, answer, now_s, telling
 from gateway.http.json_body import JsonBody
 from gateway.openai.logprobs import LogprobFormatter
 from gateway.openai.request_body import BodyParser, RequestBody
 from gateway.requests.generation_service import GenerationService
-from gateway.requests.validation import Limits
+from gateway.requests.validation import REQUEST_ID, Limits
 from gateway.settings import GatewaySettings
 from service_kit.metrics import Metrics
 
@@ -148,3 +148,9 @@ def parameter(where: str, name: str, pattern: str, description: str) -> Mapping[
     schema = {"type": "string"} | ({"pattern": f"^({pattern})$"} if pattern else {})
     told = {"name": name, "in": where, "schema": schema, "description": description}
     return told | ({"required": True} if where == "path" else {})
+
+
+def named(what: str) -> Mapping[str, Any]:
+    """The parameter that `HttpExchange.new_id` reads."""
+    told = f"the same key and body again is the same {what}"
+    return parameter("header", KEY_HEADER, f"({REQUEST_ID.pattern})?", told)

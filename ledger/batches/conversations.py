@@ -8,7 +8,7 @@ from ledger import scripts
 from ledger.batches.shelf import too_many_bytes
 from ledger.store import Store
 from ledger.types import UNBOUNDED
-from service_kit.errors import NotFound, Overloaded
+from service_kit.errors import AlreadyExists, NotFound, Overloaded
 
 # Of one tenant.
 CONVERSATIONS_MAX: Final = 10_000
@@ -41,10 +41,10 @@ class Conversations:
         self._store = store
 
     async def new(self, tenant: str, id: str, content: bytes) -> KeptConversation:
-        """Overloaded: the tenant keeps too much."""
+        """Overloaded: the tenant keeps too much. AlreadyExists: it has one of this id."""
         kept = await self._keep(tenant, id, "", content)
-        # Ids are minted.
-        assert kept is not None
+        if kept is None:
+            raise AlreadyExists(f"conversation {id!r}")
         return kept
 
     async def find(self, tenant: str, id: str) -> KeptConversation:

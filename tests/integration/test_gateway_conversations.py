@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,44 @@ async def test_the_same_response_asked_for_twice_at_once_goes_on_with_its_conver
     assert [each["content"][0]["text"] for each in items] == ["Hi", "x"]
 
 
+@pytest.mark.parametrize("comes_between", [False, True])
+async def test_a_response_whose_gateway_died_joins_its_conversation_as_that_was(
+    stack: Stack, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, comes_between: bool
+) -> None:
+    """Between the response's acceptance and its place in there. Its answer stands behind nothing
+    that it has not seen.
+    """
+    stack.says("Hi")
+    talk = f"/v1/conversations/{(await http.post('/v1/conversations', json={})).json()['id']}"
+    conversations = stack.gateway.service.link.ledger.conversations
+    change = conversations.change
+
+    async def dead(*_: Any, **_rest: Any) -> None:
+        monkeypatch.setattr(conversations, "change", change)
+        raise Unavailable("nobody lives to do it")
+
+    monkeypatch.setattr(conversations, "change", dead)
+    ask = partial(
+        http.post,
+        "/v1/responses",
+        json={"input": "x", "conversation": talk.rpartition("/")[2]},
+        headers={"idempotency-key": "it"},
+    )
+    assert (await ask()).status_code == 503
+    if comes_between:
+        item = {"role": "user", "content": "unseen"}
+        assert (await http.post(f"{talk}/items", json={"items": [item]})).status_code == 200
+    again = await ask()
+    if comes_between:
+        error = again.json()["error"]
+        assert (again.status_code, error["param"]) == (400, "idempotency-key")
+        assert "'resp_it', which is no part of the conversation" in error["message"]
+    else:
+        assert again.json()["status"] == "completed"
+    said = await said_in(http, talk)
+    assert said == (["unseen"] if comes_between else ["Hi", "x"])
+
+
 async def test_items_are_added_once_though_the_store_was_not_heard(
     stack: Stack, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,6 +177,33 @@ async def test_items_are_added_once_though_the_store_was_not_heard(
     assert (await http.post(f"{talk}/items", json={"items": [item]})).status_code == 200
     assert (await http.get(talk)).json()["metadata"] == {"by": "another"}
     assert len((await http.get(f"{talk}/items")).json()["data"]) == 1
+
+
+async def test_what_is_sent_again_under_its_key_is_made_once(
+    stack: Stack, http: httpx.AsyncClient
+) -> None:
+    """The answer was lost; somebody else has changed and deleted something since."""
+    post = partial(http.post, headers={"idempotency-key": "it"})
+    asked: Any = {"items": [{"role": "user", "content": "first"}]}
+    made = (await post("/v1/conversations", json=asked)).json()
+    talk = f"/v1/conversations/{made['id']}"
+    # The same key and bytes, for something else.
+    added = (await post(f"{talk}/items", json=asked)).json()["data"]
+    assert await said_in(http, talk) == ["first", "first"]
+    await http.post(talk, json={"metadata": {"by": "another"}})
+    again = (await post("/v1/conversations", json=asked)).json()
+    assert again == made | {"metadata": {"by": "another"}}
+    assert (await post(f"{talk}/items", json=asked)).json()["data"] == added
+    assert await said_in(http, talk) == ["first", "first"]
+    assert (await http.delete(f"{talk}/items/{added[0]['id']}")).status_code == 200
+    assert (await post(f"{talk}/items", json=asked)).json()["data"] == added
+    assert await said_in(http, talk) == ["first"]
+    # Of another body, or without a key, it is another.
+    other = (await post("/v1/conversations", json={})).json()["id"]
+    unnamed = [(await http.post("/v1/conversations", json={})).json()["id"] for _ in range(2)]
+    assert len({made["id"], other, *unnamed}) == 4
+    refused = await http.post("/v1/conversations", json={}, headers={"idempotency-key": "a b"})
+    assert refused.json()["error"]["param"] == "idempotency-key"
 
 
 @pytest.mark.parametrize("loses", ["nothing", "the response", "the conversation"])

@@ -11,7 +11,7 @@ from ledger.batches import conversations as module
 from ledger.batches.conversations import CONVERSATION_BYTES
 from ledger.batches.files import FILE_BYTES_MIN
 from ledger.batches.shelf import Page
-from service_kit.errors import NotFound, Overloaded
+from service_kit.errors import AlreadyExists, NotFound, Overloaded
 
 
 async def left_over(ledger: Ledger, client: Redis) -> tuple[int, int]:
@@ -53,6 +53,11 @@ async def test_a_change_sent_again_is_one(
     made = await ledger.conversations.new("alice", "conv_1", b"a")
     assert await ledger.conversations.new("alice", "conv_1", b"a") == made
     async with Redis.from_url(redis_url) as client:
+        assert await left_over(ledger, client) == (CONVERSATION_BYTES + 1,) * 2
+        monkeypatch.undo()
+        with pytest.raises(AlreadyExists, match="conv_1"):
+            await ledger.conversations.new("alice", "conv_1", b"another")
+        assert await ledger.conversations.find("alice", "conv_1") == made
         assert await left_over(ledger, client) == (CONVERSATION_BYTES + 1,) * 2
     await ledger.close()
 

@@ -1,8 +1,6 @@
 """/v1/batches: many requests in a file, answered within a day, behind all that is live."""
 
-import hashlib
 import re
-import secrets
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
@@ -16,17 +14,15 @@ from gateway.http.exchange import HttpExchange
 from gateway.openai.batches.files import FILE_ID, PURPOSE
 from gateway.openai.batches.lines import ENDPOINTS
 from gateway.openai.listing import Listing, asked_page, ids_of_page, listed, told_page
-from gateway.openai.operation import LOOKS, READS, Api, Operation, parameter
+from gateway.openai.operation import LOOKS, READS, Api, Operation, named, parameter
 from gateway.openai.request_body import RequestBody, check_metadata
 from gateway.openai.responses.reply import ResponseUsage
 from gateway.openai.usage import Count
-from gateway.requests.validation import REQUEST_ID
 from ledger.batches.batches import LIVE, BatchName, StoredBatch
 from service_kit.errors import AlreadyExists, InvalidRequest, NotFound
 
 BATCH_ID: Final = re.compile(r"batch_[0-9a-f]{24}", re.ASCII)
 WINDOW_S: Final = 24 * 3600
-KEY_HEADER: Final = "idempotency-key"
 BATCHES: Final = 20
 BATCHES_MAX: Final = 100
 Status = Literal[
@@ -107,7 +103,7 @@ class BatchList(Listing, kw_only=True):
 async def create_batch(api: Api, exchange: HttpExchange, body: BatchBody) -> None:
     tenant, ledger = exchange.tenant.name, api.link.ledger
     check_metadata(body.metadata)
-    name = BatchName(tenant, _new_id(exchange.header(KEY_HEADER)))
+    name = BatchName(tenant, f"batch_{exchange.new_id()}")
     fields = {
         "endpoint": body.endpoint,
         "input_file_id": body.input_file_id,
@@ -139,14 +135,6 @@ async def _of_fields(api: Api, name: BatchName, fields: Mapping[str, str]) -> St
     if fields != {field: found.fields.get(field, "0") for field in fields}:
         raise AlreadyExists(f"batch {name.id!r}")
     return found
-
-
-def _new_id(key: str) -> str:
-    """The same for the same key of a client, which may not know whether it was heard."""
-    if key and not REQUEST_ID.fullmatch(key):
-        raise InvalidRequest(KEY_HEADER, f"must match {REQUEST_ID.pattern}")
-    digest = hashlib.sha256(key.encode()).hexdigest()[:24] if key else secrets.token_hex(12)
-    return f"batch_{digest}"
 
 
 async def get_batch(api: Api, exchange: HttpExchange, _body: None) -> None:
@@ -200,12 +188,6 @@ def told(stored: StoredBatch) -> Batch:
     )
 
 
-NAMED: Final = parameter(
-    "header",
-    KEY_HEADER,
-    f"({REQUEST_ID.pattern})?",
-    "the same key and body again is the same batch",
-)
 CREATES: Final = (409, *READS)
 ALL: Final = "/v1/batches"
 PATH: Final = f"{ALL}/{{id}}"
@@ -220,7 +202,7 @@ OPERATIONS: Final = (
         create_batch,
         CREATES,
         (Batch,),
-        (NAMED,),
+        (named("batch"),),
         BatchBody,
     ),
     Operation("GET", ALL, "listBatches", list_batches, LOOKS, (BatchList,), LISTED),

@@ -1,9 +1,8 @@
 """/v1/conversations: what was said, kept under one name that responses go on with."""
 
-import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Annotated, Final, Literal, get_args
+from typing import Annotated, ClassVar, Final, Literal, get_args
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -19,7 +18,7 @@ from gateway.openai.conversations.stored import (
     check_id,
 )
 from gateway.openai.listing import listed, page_of, told_page
-from gateway.openai.operation import LOOKS, READS, Api, Operation, parameter
+from gateway.openai.operation import LOOKS, READS, Api, Operation, named, parameter
 from gateway.openai.request_body import FAIL_FAST, RequestBody, check_metadata
 from gateway.openai.responses.body import WholeItem
 from gateway.openai.responses.reply import InputItems, Item
@@ -55,7 +54,7 @@ class _BodyWithItems(RequestBody):
     def aliases(self) -> Mapping[str, str]:
         return {ChatPrompt.field: "items"}
 
-    def added(self, api: Api) -> Sequence[Item]:
+    def added(self, api: Api, exchange: HttpExchange) -> Sequence[Item]:
         """InvalidRequest: nobody could ever go on with them."""
         turns: list[Message] = []
         for index, item in enumerate(self.items or ()):
@@ -63,11 +62,13 @@ class _BodyWithItems(RequestBody):
         if turns:
             with self.aliased():
                 api.generation_service.check_turns(ChatPrompt(messages=tuple(turns)))
-        return items_of_turns(f"msg_{secrets.token_hex(12)}", turns)
+        return items_of_turns(f"msg_{exchange.new_id(of_body=True)}", turns)
 
 
 class ConversationBody(_BodyWithItems):
     """POST /v1/conversations."""
+
+    identity: ClassVar[bytes] = b"conversation"
 
     items: Items | None = None
     """As those of a response's `input`, at most 20, but for references."""
@@ -85,15 +86,17 @@ class MetadataBody(RequestBody):
 class ItemsBody(_BodyWithItems):
     """POST /v1/conversations/{id}/items."""
 
+    identity: ClassVar[bytes] = b"items"
+
     items: Items
     """As those of a response's `input`, at most 20, but for references."""
 
 
 async def create_conversation(api: Api, exchange: HttpExchange, body: ConversationBody) -> None:
     check_metadata(body.metadata)
-    items = body.added(api)
+    items = body.added(api, exchange)
     content = Content(metadata=body.metadata or {}, rounds=[Round(items)] if items else [])
-    id = f"conv_{secrets.token_hex(12)}"
+    id = f"conv_{exchange.new_id(of_body=True)}"
     found = await StoredConversation.new(api, exchange.tenant, id, content)
     await exchange.send_json(200, told(found))
 
@@ -125,11 +128,11 @@ async def delete_conversation(api: Api, exchange: HttpExchange, _body: None) -> 
 
 
 async def add_items(api: Api, exchange: HttpExchange, body: ItemsBody) -> None:
-    items = body.added(api)
+    items = body.added(api, exchange)
 
     def edit(content: Content) -> Content:
-        # Its own change may have been made, unheard, before another's.
-        known = {each.id for each in content.items}
+        # Its own change may have been made, unheard, before another's, and be deleted by now.
+        known = {*(each.id for each in content.items), *content.places}
         new = [each for each in items if each.id not in known]
         return content.with_round(Round(new)) if new else content
 
@@ -199,11 +202,20 @@ ITEM_PATH: Final = f"{ITEMS_PATH}/{{item_id}}"
 ID: Final = (parameter("path", "id", CONVERSATION_ID.pattern, "as its answer has it"),)
 ITEM: Final = (*ID, parameter("path", "item_id", "", "as lists of items have it"))
 LISTED: Final = (*ID, *listed(ITEMS_LISTED_MAX, ITEMS))
+NAMED: Final = named("conversation")
+NAMED_ITEMS: Final = named("items, added once")
 WHOLE: Final = (Conversation,)
 SOME: Final = (InputItems,)
 OPERATIONS: Final = (
     Operation(
-        "POST", ALL, "createConversation", create_conversation, READS, WHOLE, (), ConversationBody
+        "POST",
+        ALL,
+        "createConversation",
+        create_conversation,
+        READS,
+        WHOLE,
+        (NAMED,),
+        ConversationBody,
     ),
     Operation("GET", PATH, "getConversation", get_conversation, LOOKS, WHOLE, ID),
     Operation(
@@ -218,7 +230,9 @@ OPERATIONS: Final = (
         (DeletedConversation,),
         ID,
     ),
-    Operation("POST", ITEMS_PATH, "addItems", add_items, READS, SOME, ID, ItemsBody),
+    Operation(
+        "POST", ITEMS_PATH, "addItems", add_items, READS, SOME, (*ID, NAMED_ITEMS), ItemsBody
+    ),
     Operation("GET", ITEMS_PATH, "listItems", list_items, LOOKS, SOME, LISTED),
     Operation("GET", ITEM_PATH, "getItem", get_item, LOOKS, get_args(Item), ITEM),
     Operation("DELETE", ITEM_PATH, "deleteItem", delete_item, LOOKS, WHOLE, ITEM),

@@ -18,7 +18,7 @@ from gateway.openai.responses.turns import as_item, items_of_turns
 from gateway.tenants import Tenant
 from gateway.values.generation_request import Message
 from ledger.batches.conversations import KeptConversation
-from service_kit.errors import InvalidRequest, NotFound, Unavailable
+from service_kit.errors import AlreadyExists, InvalidRequest, NotFound, Unavailable
 
 CONVERSATION_ID: Final = re.compile(r"conv_[0-9a-f]{24}", re.ASCII)
 # How often somebody else may be first.
@@ -35,8 +35,12 @@ class StoredConversation:
 
     @classmethod
     async def new(cls, api: Api, tenant: Tenant, id: str, content: Content) -> Self:
+        """Or what has become of it, if it was made before."""
         raw = await content.packed(bounded="items")
-        kept = await api.link.ledger.conversations.new(tenant.name, id, raw)
+        try:
+            kept = await api.link.ledger.conversations.new(tenant.name, id, raw)
+        except AlreadyExists:
+            return await cls.find(api, tenant, id)
         return cls(api, tenant, kept, content)
 
     @classmethod

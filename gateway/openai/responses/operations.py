@@ -14,9 +14,9 @@ from typing import Any, Final, get_args
 import msgspec
 from starlette.datastructures import QueryParams
 
-from gateway.http.exchange import HttpExchange, gone_already, now_s
+from gateway.http.exchange import KEY_HEADER, HttpExchange, gone_already, now_s
 from gateway.openai.conversations.stored import Contended, StoredConversation
-from gateway.openai.generate import HEADERS, KEY_HEADER, with_headers
+from gateway.openai.generate import HEADERS, with_headers
 from gateway.openai.listing import NUMBER, listed, page_of
 from gateway.openai.operation import GENERATES, LOOKS, READS, Api, Operation, parameter
 from gateway.openai.packing import packed
@@ -79,6 +79,7 @@ async def create_response(api: Api, exchange: HttpExchange, body: ResponseBody) 
         if generation.visit is not None and generation.visit.is_repeat and kept:
             stored = await _named_before(api, tenant, public)
         if earlier.conversation is not None:
+            _check_place(earlier.conversation, stored, note)
             is_named = bool(request.request_id)
             joining = _join(earlier.conversation, generation, own, stored.note, is_named=is_named)
             await _to_its_end(joining)
@@ -102,6 +103,19 @@ async def _named_before(api: Api, tenant: Tenant, public: str) -> StoredResponse
             " changed; take another key"
         )
         raise InvalidRequest(KEY_HEADER, rule) from None
+
+
+def _check_place(conversation: StoredConversation, stored: StoredResponse, now: Note) -> None:
+    """InvalidRequest: it was asked before its conversation was changed, and whoever was to make it
+    a part of that did not live to. Its answer would stand behind what it has not seen.
+    """
+    if stored.note.turns == now.turns or conversation.content.has_round_of(stored.request_id):
+        return
+    rule = (
+        f"names {stored.begun.id!r}, which is no part of the conversation, and was asked before"
+        " that was changed; take another key"
+    )
+    raise InvalidRequest(KEY_HEADER, rule)
 
 
 async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
