@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -322,3 +323,24 @@ def test_an_id_that_is_none(client: OpenAI) -> None:
     for ask in (client.conversations.retrieve, client.conversations.delete):
         with pytest.raises(BadRequestError, match=r"id: must match conv_"):
             ask("conv_1")
+
+
+def test_what_items_are_to_include_is_there_or_refused(client: OpenAI) -> None:
+    """By whatever tells some of them."""
+    talk = client.conversations.create(items=ITEMS[:1]).id
+    items = client.conversations.items
+    (known,) = items.list(talk, include=["reasoning.encrypted_content"])
+    for asked, rule in (
+        ("message.output_text.logprobs", "is not kept with items"),
+        ("web_search_call.results", "must be of message.output_text.logprobs, reasoning.enc"),
+    ):
+        include: Any = [asked]
+        asks: Any = (
+            partial(items.list, talk),
+            partial(items.retrieve, str(known.id), conversation_id=talk),
+            partial(items.create, talk, items=ITEMS[:1]),
+        )
+        for ask in asks:
+            with pytest.raises(BadRequestError, match=f"^.*include: .*{rule}"):
+                ask(include=include)
+    assert len(items.list(talk).data) == 1

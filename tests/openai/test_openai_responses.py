@@ -381,6 +381,8 @@ def test_a_query_that_says_nothing_is_refused(client: OpenAI, query: dict[str, s
         client.responses.retrieve(response.id, extra_query={"include": "all"})
     with pytest.raises(BadRequestError, match="order: must be asc or desc, got 'up'"):
         client.responses.input_items.list(response.id, extra_query={"order": "up"})
+    with pytest.raises(BadRequestError, match=r"include: 'message.* is not kept with items"):
+        client.responses.input_items.list(response.id, include=["message.output_text.logprobs"])
 
 
 @pytest.mark.parametrize("after", ["x", "-1", "99999999999"])

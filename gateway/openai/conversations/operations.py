@@ -21,6 +21,7 @@ from gateway.openai.listing import listed, page_of, told_page
 from gateway.openai.operation import LOOKS, READS, Api, Operation, named, parameter
 from gateway.openai.request_body import FAIL_FAST, RequestBody, check_metadata
 from gateway.openai.responses.body import WholeItem
+from gateway.openai.responses.included import INCLUDING, NOT_OF_ITEMS, check_included
 from gateway.openai.responses.reply import InputItems, Item
 from gateway.openai.responses.turns import items_of_turns
 from gateway.openai.usage import Count
@@ -128,6 +129,7 @@ async def delete_conversation(api: Api, exchange: HttpExchange, _body: None) -> 
 
 
 async def add_items(api: Api, exchange: HttpExchange, body: ItemsBody) -> None:
+    check_included(exchange, no_logprobs=NOT_OF_ITEMS)
     items = body.added(api, exchange)
 
     def edit(content: Content) -> Content:
@@ -142,6 +144,7 @@ async def add_items(api: Api, exchange: HttpExchange, body: ItemsBody) -> None:
 
 async def list_items(api: Api, exchange: HttpExchange, _body: None) -> None:
     """The newest first, as all lists are."""
+    check_included(exchange, no_logprobs=NOT_OF_ITEMS)
     content = (await _found(api, exchange)).content
     items, num_before = content.items[::-1], content.num_before
     page = page_of(items, exchange, most=ITEMS_LISTED_MAX, default=ITEMS, num_before=num_before)
@@ -150,6 +153,7 @@ async def list_items(api: Api, exchange: HttpExchange, _body: None) -> None:
 
 
 async def get_item(api: Api, exchange: HttpExchange, _body: None) -> None:
+    check_included(exchange, no_logprobs=NOT_OF_ITEMS)
     found = await _found(api, exchange)
     await exchange.send_json(200, _item_of(found.content, exchange))
 
@@ -201,7 +205,7 @@ ITEMS_PATH: Final = f"{PATH}/items"
 ITEM_PATH: Final = f"{ITEMS_PATH}/{{item_id}}"
 ID: Final = (parameter("path", "id", CONVERSATION_ID.pattern, "as its answer has it"),)
 ITEM: Final = (*ID, parameter("path", "item_id", "", "as lists of items have it"))
-LISTED: Final = (*ID, *listed(ITEMS_LISTED_MAX, ITEMS))
+LISTED: Final = (*ID, INCLUDING, *listed(ITEMS_LISTED_MAX, ITEMS))
 NAMED: Final = named("conversation")
 NAMED_ITEMS: Final = named("items, added once")
 WHOLE: Final = (Conversation,)
@@ -231,9 +235,16 @@ OPERATIONS: Final = (
         ID,
     ),
     Operation(
-        "POST", ITEMS_PATH, "addItems", add_items, READS, SOME, (*ID, NAMED_ITEMS), ItemsBody
+        "POST",
+        ITEMS_PATH,
+        "addItems",
+        add_items,
+        READS,
+        SOME,
+        (*ID, NAMED_ITEMS, INCLUDING),
+        ItemsBody,
     ),
     Operation("GET", ITEMS_PATH, "listItems", list_items, LOOKS, SOME, LISTED),
-    Operation("GET", ITEM_PATH, "getItem", get_item, LOOKS, get_args(Item), ITEM),
+    Operation("GET", ITEM_PATH, "getItem", get_item, LOOKS, get_args(Item), (*ITEM, INCLUDING)),
     Operation("DELETE", ITEM_PATH, "deleteItem", delete_item, LOOKS, WHOLE, ITEM),
 )

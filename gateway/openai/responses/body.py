@@ -20,6 +20,7 @@ from gateway.openai.request_body import (
     RequestBody,
     check_metadata,
 )
+from gateway.openai.responses.included import LOGPROBS_INCLUDED, Included
 from gateway.openai.responses.reply import (
     AllowedToolsReply,
     AnyJson,
@@ -37,8 +38,6 @@ from gateway.values.generation_request import ChatPrompt, GenerationRequest, Mes
 from service_kit.errors import InvalidRequest
 
 TOLD_AGAIN: Final = ("user", "safety_identifier", "prompt_cache_key")
-LOGPROBS_INCLUDED: Final = "message.output_text.logprobs"
-Included = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
 
 
 class InputText(RequestBody):

@@ -9,7 +9,7 @@ import re
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 import msgspec
 from starlette.datastructures import QueryParams
@@ -20,7 +20,7 @@ from gateway.openai.generate import HEADERS, with_headers
 from gateway.openai.listing import NUMBER, listed, page_of
 from gateway.openai.operation import GENERATES, LOOKS, READS, Api, Operation, parameter
 from gateway.openai.packing import packed
-from gateway.openai.responses.body import LOGPROBS_INCLUDED, Included, ResponseBody
+from gateway.openai.responses.body import ResponseBody
 from gateway.openai.responses.conversation import before, fitted, own_turns
 from gateway.openai.responses.events import (
     EVENTS,
@@ -29,6 +29,7 @@ from gateway.openai.responses.events import (
     Told,
     send_response_stream,
 )
+from gateway.openai.responses.included import INCLUDING, NOT_OF_ITEMS, check_included
 from gateway.openai.responses.items import ItemStream
 from gateway.openai.responses.note import Note, note_of
 from gateway.openai.responses.reply import (
@@ -183,7 +184,7 @@ async def get_response(api: Api, exchange: HttpExchange, _body: None) -> None:
     tenant, service = exchange.tenant, api.generation_service
     stored = await StoredResponse.find(api, tenant, exchange.path["id"])
     query = QueryParams(exchange.scope["query_string"])
-    _check_included(query, stored.note)
+    check_included(exchange, no_logprobs=_no_logprobs(stored.note))
     resumed = _resumed(query.get("starting_after", ""))
     stream = query.get("stream", "")
     if not STREAM.fullmatch(stream):
@@ -244,6 +245,7 @@ async def delete_response(api: Api, exchange: HttpExchange, _body: None) -> None
 async def list_input_items(api: Api, exchange: HttpExchange, _body: None) -> None:
     """What it was asked, with the conversation before it; the newest first."""
     public = exchange.path["id"]
+    check_included(exchange, no_logprobs=NOT_OF_ITEMS)
     stored = await StoredResponse.find(api, exchange.tenant, public)
     items = items_of_turns(message_id(public), stored.note.messages)
     # The newest first, as all lists are.
@@ -266,14 +268,9 @@ async def _stream(
     await send_response_stream(exchange, stream, parts, finish, resumed=resumed, ping_s=ping_s)
 
 
-def _check_included(query: QueryParams, note: Note) -> None:
-    """What was not computed cannot be told: it is not left out without a word."""
-    for name in (*query.getlist("include"), *query.getlist("include[]")):
-        if name not in get_args(Included):
-            rule = f"must be of {', '.join(get_args(Included))}, got {name[:64]!r}"
-            raise InvalidRequest("include", rule)
-        if name == LOGPROBS_INCLUDED and not note.with_logprobs:
-            raise InvalidRequest("include", f"{name!r} was not asked for with the response")
+def _no_logprobs(note: Note) -> str:
+    """Why there are none, if so."""
+    return "" if note.with_logprobs else "was not asked for with the response"
 
 
 def _resumed(starting_after: str) -> Resumed:
@@ -291,7 +288,7 @@ RESUMING: Final = (
     ID,
     parameter("query", "starting_after", f"({NUMBER.pattern})?", "number of the last event known"),
     parameter("query", "stream", STREAM.pattern, "true or 1: a stream"),
-    parameter("query", "include", "", "what the response was asked to include, or nothing more"),
+    INCLUDING,
 )
 WHOLE: Final = (Response,)
 OPERATIONS: Final = (
@@ -326,6 +323,6 @@ OPERATIONS: Final = (
         list_input_items,
         LOOKS,
         (InputItems,),
-        (ID, *listed(ITEMS_MAX, ITEMS)),
+        (ID, INCLUDING, *listed(ITEMS_MAX, ITEMS)),
     ),
 )
