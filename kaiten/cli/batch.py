@@ -35,6 +35,17 @@ GOES_ON: Final = (
     "the batch goes on without you; the same command comes back to it, --cancel ends it"
 )
 OVER: Final = ("completed", "failed", "expired", "cancelled")
+# What is read of answers.
+FILE: Final = {"id": str}
+BATCH: Final = {
+    "id": str,
+    "status": str,
+    "request_counts": {"total": int, "completed": int, "failed": int},
+    "input_file_id": str,
+    "output_file_id": str | None,
+    "error_file_id": str | None,
+    "errors": dict | None,
+}
 
 
 class BatchError(Exception):
@@ -73,7 +84,7 @@ class Note:
             return cls(**json.loads(path.read_text()))
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError, TypeError, RecursionError) as error:
             raise BatchError(f"{path} cannot be read ({error}): delete it to begin anew") from error
 
 
@@ -85,7 +96,7 @@ class Files:
 
     @property
     def note(self) -> Path:
-        return self.lines.with_name(f"{self.lines.name}.batch")
+        return self.lines.parent / f"{self.lines.name}.batch"
 
     @property
     def output(self) -> Path:
@@ -113,16 +124,16 @@ class Server:
     def close(self) -> None:
         self._http.close()
 
-    def told(self, method: str, path: str, **more: Any) -> dict[str, Any]:
+    def told(self, method: str, path: str, form: object, **more: Any) -> dict[str, Any]:
         """An answer of JSON. BatchError: as `ask`, or somebody else answers there."""
         answer = self.ask(method, path, **more)
         try:
             found = answer.json()
-        except ValueError:
+        except (ValueError, RecursionError):
             found = None
-        if not isinstance(found, dict) or "id" not in found:
+        if not _is_like(found, form):
             raise BatchError(f"{answer.url} does not answer as a gateway does")
-        return found
+        return dict(found)
 
     def ask(self, method: str, path: str, **more: Any) -> httpx.Response:
         """BatchError: it says no; or nothing, or that it has no room, for too long."""
@@ -132,7 +143,8 @@ class Server:
             wait_s = doubled_s(0.2, failures, WAIT_S_MAX)
             try:
                 answer = self._http.request(method, path, **more)
-            except httpx.HTTPError as error:
+            # The second: of a name that no host can have.
+            except (httpx.HTTPError, UnicodeError) as error:
                 if untrusted := certificate_problem(str(error)):
                     raise BatchError(untrusted) from error
                 problem = f"{self._http.base_url} does not answer: {error or type(error).__name__}"
@@ -161,7 +173,7 @@ def batch(url: str, tls: TLS | None, path: Path, *, api_key: str | None, cancels
                 raise BatchError(f"no batch of {files.lines} was begun: there is no {files.note}")
             found = _begun(server, url, files)
             if cancels and found["status"] not in OVER:
-                found = server.told("POST", f"/v1/batches/{found['id']}/cancel")
+                found = server.told("POST", f"/v1/batches/{found['id']}/cancel", BATCH)
             ended = _followed(server, found)
             return _told(server, ended, files)
     except (BatchError, OSError, httpx.InvalidURL) as error:
@@ -209,7 +221,7 @@ def _begun(server: Server, url: str, files: Files) -> dict[str, Any]:
     note = Note.read(files.note)
     if note is None:
         upload = {"file": (files.lines.name, content)}
-        file = server.told("POST", "/v1/files", files=upload, data={"purpose": "batch"})
+        file = server.told("POST", "/v1/files", FILE, files=upload, data={"purpose": "batch"})
         note = Note(url=url, digest=digest, key=secrets.token_hex(16), file_id=file["id"])
         try:
             note.write(files.note)
@@ -222,7 +234,7 @@ def _begun(server: Server, url: str, files: Files) -> dict[str, Any]:
     asked = {"input_file_id": note.file_id, "endpoint": endpoint, "completion_window": "24h"}
     headers = {"idempotency-key": note.key}
     try:
-        return server.told("POST", "/v1/batches", json=asked, headers=headers)
+        return server.told("POST", "/v1/batches", BATCH, json=asked, headers=headers)
     except Refused as error:
         # What it finds wrong was not begun. Who lacks a key, say, may come back with it.
         if error.status == httpx.codes.BAD_REQUEST:
@@ -248,7 +260,7 @@ def _endpoint(content: bytes) -> str:
     first = next((line for line in lines if line.strip()), b"")
     try:
         return str(json.loads(first)["url"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         form = '{"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {…}}'
         raise BatchError(f"the first line is no request; a line is {form}") from None
 
@@ -261,7 +273,7 @@ def _followed(server: Server, found: dict[str, Any]) -> dict[str, Any]:
             if found["status"] in OVER:
                 return found
             time.sleep(LOOK_S)
-            found = server.told("GET", f"/v1/batches/{found['id']}")
+            found = server.told("GET", f"/v1/batches/{found['id']}", BATCH)
 
 
 @contextmanager
@@ -351,6 +363,15 @@ def _write(path: Path, content: bytes) -> None:
         with suppress(OSError):
             beside.unlink()
         raise BatchError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def _is_like(found: object, form: Any) -> bool:
+    """Whether it has all of that: by name what is of which type."""
+    if not isinstance(form, dict):
+        return isinstance(found, form)
+    return isinstance(found, dict) and all(
+        _is_like(found.get(name), each) for name, each in form.items()
+    )
 
 
 def _checked(answer: httpx.Response) -> httpx.Response:

@@ -201,7 +201,11 @@ def test_other_lines_are_another_batch(whole_stack: WholeStack, tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [("{}\n", "the first line is no request"), ("", "the first line is no request")],
+    [
+        ("{}\n", "the first line is no request"),
+        ("", "the first line is no request"),
+        ("[" * 100_000, "the first line is no request"),
+    ],
 )
 def test_what_is_no_batch_is_not_begun(
     refused: Refused, content: str, said: str, tmp_path: Path
@@ -281,6 +285,8 @@ def answering(status: int, body: bytes, **headers: str) -> HTTPServer:
         (400, b'{"error": {"message": "endpoint: no"}}', "endpoint: no", False),
         (200, b"<html>", "does not answer as a gateway does", True),
         (200, b"[]", "does not answer as a gateway does", True),
+        (200, b'{"id": "a"}', "does not answer as a gateway does", True),
+        (200, b'{"id": "a", "status": "b"}', "does not answer as a gateway does", True),
         (502, b"<html>", "HTTP 502 of", True),
     ],
 )
@@ -318,6 +324,29 @@ def test_a_batch_that_was_not_begun_is_not_cancelled(refused: Refused, tmp_path:
     assert code == 1
     assert "was begun" in said
     assert [*tmp_path.iterdir()] == [path]
+
+
+@pytest.mark.parametrize("path", [".", "/", ""])
+def test_what_has_no_name_has_no_batch(refused: Refused, path: str) -> None:
+    code, said = refused("http://127.0.0.1:1", Path(path), "--cancel")
+    assert code == 1
+    assert "was begun" in said
+
+
+def test_a_note_that_is_none_is_told_of(refused: Refused, tmp_path: Path) -> None:
+    path = write(tmp_path / "lines.jsonl", [asked("Tea")])
+    for content in ("[]", "{}", "no json", "[" * 100_000):
+        Files(path).note.write_text(content)
+        code, said = refused("http://127.0.0.1:1", path, "--cancel")
+        assert code == 1
+        assert "delete it to begin anew" in said.replace("\n", " ")
+
+
+def test_a_name_that_no_host_has_is_nobody(refused: Refused, tmp_path: Path) -> None:
+    path = write(tmp_path / "lines.jsonl", [asked("Tea")])
+    code, said = refused(f"http://{'a' * 300}", path)
+    assert code == 1
+    assert "does not answer" in said
 
 
 def test_nobody_is_there(refused: Refused, tmp_path: Path) -> None:
