@@ -82,8 +82,8 @@ class LineReader:
             line = self._line(FIRST)
             if line.startswith(QUOTES):
                 return self._until_quotes(line.removeprefix(QUOTES))
-            while line.endswith("\\"):
-                line = line[:-1] + "\n" + self._line(NEXT)
+            while line.endswith("\\") and (more := self._next()) is not None:
+                line = f"{line[:-1]}\n{more}"
         except EOFError:
             if self._is_terminal:
                 print()
@@ -95,10 +95,20 @@ class LineReader:
 
     def _until_quotes(self, line: str) -> str:
         lines = [line]
-        while not lines[-1].rstrip().endswith(QUOTES):
-            lines.append(self._line(NEXT))
+        while not lines[-1].rstrip().endswith(QUOTES) and (more := self._next()) is not None:
+            lines.append(more)
         lines[-1] = lines[-1].rstrip().removesuffix(QUOTES)
         return "\n".join(lines).strip("\n")
+
+    def _next(self) -> str | None:
+        """Of a text of several lines. None: a pipe has no more. EOFError: at a terminal its user
+        has left."""
+        try:
+            return self._line(NEXT)
+        except EOFError:
+            if self._is_terminal:
+                raise
+            return None
 
     def _line(self, prompt: str) -> str:
         with on_interrupt(_raise):

@@ -220,6 +220,25 @@ async def test_chat_keeps_the_conversation() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("stdin", "asked"),
+    [
+        ("dir C:\\", "dir C:\\"),
+        ("one \\\ntwo\\\n", "one \ntwo\\"),
+        ('"""one\ntwo', "one\ntwo"),
+        ('"""', ""),
+    ],
+)
+async def test_chat_asks_the_last_text_of_a_pipe_though_more_was_to_come(
+    ask: Ask, stdin: str, asked: str
+) -> None:
+    whole = [accepted(), delta(0, "Hi"), finished(2), done(2)]
+    async with ScriptedGateway(whole) as gateway:
+        code, _ = await ask(gateway, "chat", stdin=stdin)
+        told = [call.conversation.messages[-1].content for call in gateway.calls]
+    assert (code, told) == (0, [asked] * bool(asked))
+
+
 @pytest.mark.parametrize("words", [["generate", "Say:"], ["chat"]])
 async def test_a_key_is_sent_and_a_missing_one_is_asked_for(
     ask: Ask, words: list[str], tmp_path: Path
