@@ -332,8 +332,9 @@ class GenerationService:
     def close(self) -> None:
         """End every stream so that clients resume elsewhere. Nothing is cancelled by it."""
         self._is_closed = True
-        error = Unavailable("this gateway is shutting down; attach to the request at another one")
-        self.interrupt(error)
+        told = "this gateway is shutting down; attach to the request at another one"
+        # At once: the other one is there.
+        self.interrupt(Unavailable(told, retry_after_s=0.0))
 
     def interrupt(self, error: KaitenError) -> None:
         for generation in tuple(self.door.active):

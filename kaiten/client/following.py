@@ -153,18 +153,17 @@ class Following:
         Raises the error when another call is no use or has been tried for `resume_s`. A
         cancellation that we did not ask for is a server going away: a request ends by an event.
         """
-        full_s = 0.0
+        named_s = 0.0 if error is None else error.retry_after_s or 0.0
         if isinstance(error, OverloadedError):
             # Who has lost a gateway looks for another, and for one that has room.
             if not self._is_accepted or self._lost_at_s is None:
                 return self._wait_s_for_room(error, now_s)
-            full_s = error.retry_after_s or 0.0
         elif error is None or not error.is_of_service:
             self._was_cut = True
         if error is not None and not isinstance(error, NOT_NOW):
             raise error
         self._failures += 1
-        wait_s = max(full_s, doubled_s(WAIT_S_MIN, self._failures, WAIT_S_MAX))
+        wait_s = max(named_s, doubled_s(WAIT_S_MIN, self._failures, WAIT_S_MAX))
         if self._lost_at_s is None:
             self._lost_at_s = now_s
         self._waited_s += wait_s

@@ -187,6 +187,17 @@ def test_room_is_waited_for_as_long_as_the_service_says_and_we_may() -> None:
         following.wait_s_after(full, now_s=108.0)
 
 
+def test_who_is_away_is_asked_again_when_it_says_so() -> None:
+    following = Following(attach=pb.AttachRequest(request_id="r"), resume_s=10.0)
+    away = UnavailableError("the store does not answer", retry_after_s=4.0, is_of_service=True)
+    assert following.wait_s_after(away, now_s=100.0) == 4.0
+    assert following.wait_s_after(UnavailableError("nobody is there"), now_s=104.0) < 1.0
+    assert following.wait_s_after(away, now_s=105.0) == 4.0
+    with pytest.raises(UnavailableError) as told:
+        following.wait_s_after(away, now_s=109.0)
+    assert told.value.retry_after_s == 4.0
+
+
 def test_what_is_told_again_does_not_hold_a_client() -> None:
     """One choice has ended, and a gateway drops each who attaches for the other."""
     following = Following(attach=pb.AttachRequest(request_id="r", positions=[0, 0]), resume_s=5.0)

@@ -163,14 +163,14 @@ async def test_an_end_that_this_client_does_not_know_is_a_typed_error(complete: 
 
 @both
 async def test_a_break_before_acceptance_repeats_the_same_request(complete: Complete) -> None:
-    async with ScriptedGateway([errors.Unavailable("restarting")], WHOLE) as gateway:
+    async with ScriptedGateway([errors.Unavailable("restarting", 0.01)], WHOLE) as gateway:
         assert (await complete(gateway.address)).text == "abcde"
         first, second = gateway.calls
     assert first == second
 
 
 @both
-@pytest.mark.parametrize("ends", [[errors.Unavailable("gone")], [errors.Cancelled()], []])
+@pytest.mark.parametrize("ends", [[errors.Unavailable("gone", 0.01)], [errors.Cancelled()], []])
 async def test_a_break_afterwards_attaches_where_it_was(complete: Complete, ends: Any) -> None:
     """Also when the stream just ends, or is cancelled by a gateway that shuts down."""
     first = [accepted(), delta(0, "ab"), delta(0, "x", choice=1), *ends]
@@ -198,7 +198,7 @@ async def test_a_request_that_ends_with_its_connection_is_no_answer(complete: Co
             await complete(gateway.address)
     async with ScriptedGateway(first, second) as gateway:
         answer = await complete(gateway.address, keep_running=True)
-    async with ScriptedGateway([*first, errors.Unavailable("gone")], second) as gateway:
+    async with ScriptedGateway([*first, errors.Unavailable("gone", 0.01)], second) as gateway:
         assert await complete(gateway.address, request_id=answer.request_id) == answer
     assert (answer.text, answer.choices[0].finish_reason) == ("abc", "cancelled")
 
@@ -219,7 +219,7 @@ async def test_a_connection_that_breaks_before_acceptance_has_broken_too(
 
 @both
 async def test_who_lost_a_gateway_waits_for_room_at_another(complete: Complete) -> None:
-    first = [accepted(), delta(0, "ab"), errors.Unavailable("gone")]
+    first = [accepted(), delta(0, "ab"), errors.Unavailable("gone", 0.01)]
     full = errors.Overloaded("too many streams", 0.01)
     second = [accepted(), delta(2, "c"), finished(3), done(3)]
     async with ScriptedGateway(first, [full], [full], second) as gateway:
@@ -251,7 +251,7 @@ def test_a_stream_that_a_proxy_resets_is_a_service_that_is_away() -> None:
 
 @both
 async def test_what_comes_again_is_not_handed_out_again(complete: Complete) -> None:
-    first = [accepted(), delta(0, "ab"), errors.Unavailable("gone")]
+    first = [accepted(), delta(0, "ab"), errors.Unavailable("gone", 0.01)]
     second = [accepted(), delta(0, "ab"), delta(2, "c"), finished(3), done(3)]
     async with ScriptedGateway(first, second) as gateway:
         assert (await complete(gateway.address)).text == "abc"
@@ -268,7 +268,7 @@ async def test_an_explained_prompt_is_part_of_the_answer(complete: Complete) -> 
         top_logprobs=[-0.5, -1, -1.5, -2],
     )
     prompt = pb.GenerationEvent(prompt=pb.PromptWithLogprobs(token_ids=[3, 4, 5], logprobs=told))
-    first: list[Step] = [accepted(), prompt, errors.Unavailable("gone")]
+    first: list[Step] = [accepted(), prompt, errors.Unavailable("gone", 0.01)]
     second = [accepted(), prompt, delta(0, "abc"), finished(3), done(3)]
     async with ScriptedGateway(first, second) as gateway:
         answer = await complete(gateway.address, prompt_logprobs=2, max_tokens=3)
@@ -291,7 +291,7 @@ async def test_a_hole_is_an_error(complete: Complete) -> None:
 
 @both
 async def test_resuming_has_a_limit(complete: Complete) -> None:
-    script: list[Step] = [accepted(), errors.Unavailable("gone")]
+    script: list[Step] = [accepted(), errors.Unavailable("gone", 0.01)]
     async with ScriptedGateway(*[script] * 50) as gateway:
         with pytest.raises(UnavailableError, match="gone") as told:
             await complete(gateway.address, resume_s=2.0)
@@ -324,7 +324,7 @@ async def test_nobody_there() -> None:
 @both
 async def test_the_deadline_travels_and_covers_all_calls(complete: Complete) -> None:
     """Were it counted anew for each call, this would end by `resume_s`, as UnavailableError."""
-    script: list[Step] = [accepted(), errors.Unavailable("gone")]
+    script: list[Step] = [accepted(), errors.Unavailable("gone", 0.01)]
     async with ScriptedGateway(*[script] * 50) as gateway:
         with pytest.raises(DeadlineExceededError):
             await complete(gateway.address, timeout_s=3.0, resume_s=30.0)
