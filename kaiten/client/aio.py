@@ -243,7 +243,15 @@ class AsyncClient:
         """Submit a request that goes on without a client; its id, for `attach` and `wait`."""
         options["keep_running"] = True
         async with self.generate(prompt, **options) as generation:
-            await generation.until_accepted()
+            try:
+                await generation.until_accepted()
+            except asyncio.CancelledError:
+                await generation.close()
+                # Under an id of ours nobody could come back to it.
+                if not options.get("request_id"):
+                    with suppress(ApiError):
+                        await self.cancel(generation.request_id)
+                raise
         return generation.request_id
 
     async def wait(self, request_id: str, *, timeout_s: float | None = None) -> Completion:

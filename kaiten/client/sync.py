@@ -231,7 +231,15 @@ class Client:
         """Submit a request that goes on without a client; its id, for `attach` and `wait`."""
         options["keep_running"] = True
         with self.generate(prompt, **options) as generation:
-            generation.until_accepted()
+            try:
+                generation.until_accepted()
+            except (KeyboardInterrupt, SystemExit):
+                generation.close()
+                # Under an id of ours nobody could come back to it.
+                if not options.get("request_id"):
+                    with suppress(ApiError):
+                        self.cancel(generation.request_id)
+                raise
         return generation.request_id
 
     def wait(self, request_id: str, *, timeout_s: float | None = None) -> Completion:

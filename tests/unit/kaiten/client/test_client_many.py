@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from kaiten.client import AsyncClient, Client
+from kaiten.client import AsyncClient, Client, Generation
 from kaiten.client.errors import InvalidRequestError, OverloadedError, UnavailableError
 from kaiten.client.following import Following
 from kaiten.client.results import Completion
+from kaiten.local.ports import HeldPort
 from kaiten.loop_thread import LoopThread
 from kaiten.v1 import inference_service_pb2 as pb
 from service_kit import errors
@@ -154,6 +155,43 @@ async def test_a_request_that_goes_on_alone_sync() -> None:
     async with ScriptedGateway([accepted(), asyncio.Event()], whole("abc")) as gateway:
         assert await asyncio.to_thread(run, gateway.address) == "abc"
         assert gateway.calls[0].keep_running is True
+
+
+@pytest.mark.parametrize("own_id", ["", "r"])
+async def test_who_is_interrupted_while_it_submits_leaves_nothing_that_nobody_can_name(
+    own_id: str,
+) -> None:
+    """Under an id of its own it may come back to it."""
+    standing = asyncio.Event()
+    async with ScriptedGateway([standing]) as gateway, AsyncClient(gateway.address) as client:
+        submitting = asyncio.create_task(client.submit("hi", request_id=own_id))
+        await asyncio.wait_for(standing.wait(), WAIT_S)
+        submitting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await submitting
+        submitted, *cancelled = gateway.calls
+    assert [each.request_id for each in cancelled] == [submitted.request_id] * (not own_id)
+    assert submitted.keep_running
+
+
+@pytest.mark.parametrize("own_id", ["", "r"])
+async def test_who_is_interrupted_while_it_submits_leaves_nothing_that_nobody_can_name_sync(
+    own_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(generation: Generation) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Generation, "until_accepted", interrupted)
+
+    def submit(address: str) -> None:
+        with Client(address) as client, pytest.raises(KeyboardInterrupt):
+            client.submit("hi", request_id=own_id)
+
+    async with ScriptedGateway() as gateway:
+        await asyncio.to_thread(submit, gateway.address)
+        assert len(gateway.calls) == (not own_id)
+    with HeldPort() as nobody:
+        await asyncio.to_thread(submit, nobody.address)
 
 
 async def test_what_is_not_accepted_was_not_submitted() -> None:
