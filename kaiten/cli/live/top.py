@@ -120,6 +120,10 @@ class Top(App[None]):
         self.set_interval(1.0, self._say)
         self.query_one("#running").focus()
 
+    def on_resize(self) -> None:
+        # Textual itself looks at the new size after this.
+        self.call_after_refresh(self._show)
+
     def on_unmount(self) -> None:
         self._leave()
 

@@ -241,6 +241,18 @@ def test_a_block_map_says_whose_is_what() -> None:
     assert signs.count(HELD) == 12 - worker.blocks_free - 2
 
 
+async def test_a_block_map_is_as_wide_as_the_terminal() -> None:
+    """Also where nothing is told any more."""
+    cell, screen = Told(spec(slots=4, blocks=200, block_size=4)), Screen()
+    async with screen.app.run_test(size=(140, 50)) as pilot:
+        screen.app.take(cell.tell())
+        await pilot.press("b")
+        for columns in (60, 100, 12):
+            await pilot.resize_terminal(columns, 50)
+            while len(screen.text("blocks").splitlines()[1]) != columns - 2:
+                await pilot.pause(0.01)
+
+
 def test_a_large_pool_has_several_blocks_to_a_sign() -> None:
     cell = Told(spec(slots=2, blocks=5000, block_size=4))
     (worker,) = seen(cell).workers.values()
