@@ -4,7 +4,9 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -13,23 +15,30 @@ from google.protobuf.json_format import MessageToJson, Parse
 
 from kaiten.cli import packages
 from kaiten.cli.complaint import complain
+from kaiten.cli.live.cell_view import full_name_of
 from kaiten.client.connection import OPTIONS, with_key
 from kaiten.client.errors import ApiError, NotFoundError, from_rpc_error
+from kaiten.client.live_core import LiveCore
 from kaiten.local import services
 from kaiten.tls import TLS
 from kaiten.tls import channel as channel_to
 from kaiten.v1.inference_service_pb2 import ExplainRequest, ExplainResponse
 from kaiten.v1.inference_service_pb2_grpc import InferenceServiceStub
+from kaiten.v1.scheduler_service_pb2_grpc import SchedulerServiceStub
 from kaiten.v1.timeline_pb2 import ChoiceTimeline, TimelineInterval, TimelinePhase
+from kaiten.v1.watch_pb2 import WatchRequest
 
 # What the leader does not know is looked up in archives, by the scheduler's --replay-s.
 CALL_S: Final = 660.0
+LOOK_S: Final = 5.0
 # What the HTTP API writes before a request's id. An id that a gRPC client chose may begin so, too.
 PREFIXES: Final = ("chatcmpl-", "cmpl-", "resp_")
 # Of a gateway without keys.
 DEFAULT_TENANT: Final = "default"
 # What a replay ends with that has read all of the archives.
 NOT_FOUND: Final = 1
+# Of the past: no worker of it is here.
+NOBODY: Final = LiveCore()
 BAR: Final = 32
 MATES_SHOWN_MAX: Final = 8
 # Of more intervals, sums come first: the longest so many.
@@ -77,18 +86,40 @@ def explain(
         return code
     except ApiError as error:
         return complain(error, address)
-    _show(request_id, response, as_json=as_json, more=hints(request_id, tenant, response))
+    core = LiveCore() if as_json else _cell(address, tls, api_key, response)
+    more = hints(request_id, tenant, response)
+    _show(request_id, response, as_json=as_json, more=more, core=core)
     return 0
 
 
+def _cell(
+    address: str, tls: TLS | None, api_key: str | None, response: ExplainResponse
+) -> LiveCore:
+    """Whose workers have names, where the response has ids of them: it has for operators, who may
+    watch. Empty: nobody tells of it now."""
+    core = LiveCore()
+    ids = {each.worker_id for choice in response.choices for each in choice.intervals}
+    if any(ids):
+        with channel_to(address, tls or False, OPTIONS) as channel, suppress(grpc.RpcError):
+            method, metadata = SchedulerServiceStub(channel).Watch, with_key((), api_key)
+            core.take(next(method(WatchRequest(), timeout=LOOK_S, metadata=metadata)))
+    return core
+
+
 def _show(
-    request_id: str, response: ExplainResponse, *, as_json: bool, more: Sequence[str] = ()
+    request_id: str,
+    response: ExplainResponse,
+    *,
+    as_json: bool,
+    more: Sequence[str] = (),
+    core: LiveCore = NOBODY,
 ) -> None:
     if as_json:
         text = MessageToJson(response, indent=None, preserving_proto_field_name=True)
         sys.stdout.write(text + "\n")
     else:
-        lines = [line for choice in response.choices for line in lines_of(request_id, choice)]
+        named = partial(full_name_of, core)
+        lines = [line for each in response.choices for line in lines_of(request_id, each, named)]
         sys.stdout.write("\n".join([*lines, *more]) + "\n")
 
 
@@ -170,8 +201,10 @@ def asked(
     return found
 
 
-def lines_of(request_id: str, choice: ChoiceTimeline) -> Iterator[str]:
-    """A heading, and a line for each interval."""
+def lines_of(
+    request_id: str, choice: ChoiceTimeline, named: Callable[[str], str] = str
+) -> Iterator[str]:
+    """A heading, and a line for each interval. `named`: what a worker of this id is called."""
     intervals = choice.intervals
     if not intervals:
         yield f"{request_id}  nothing is known of it yet"
@@ -186,7 +219,7 @@ def lines_of(request_id: str, choice: ChoiceTimeline) -> Iterator[str]:
     for interval in intervals:
         at, length = interval.start_unix_ns - start_ns, _length(interval)
         bar = _bar(interval, start_ns, max(1, end_ns - start_ns))
-        words = f"{phase_of(interval):8} {'; '.join(_words(interval))}".rstrip()
+        words = f"{phase_of(interval):8} {'; '.join(_words(interval, named))}".rstrip()
         yield f"{_ms(at):>10} {_ms(length):>10}  {bar}  {words}"
     if choice.num_batch_mates:
         yield _mates(choice)
@@ -231,7 +264,7 @@ def _bar(interval: TimelineInterval, start_ns: int, total_ns: int) -> str:
     return (" " * first + mark * (last - first)).ljust(BAR)
 
 
-def _words(interval: TimelineInterval) -> Iterator[str]:
+def _words(interval: TimelineInterval, named: Callable[[str], str]) -> Iterator[str]:
     if interval.why:
         yield interval.why
     if interval.HasField("stalled_by_sequence_id"):
@@ -245,7 +278,7 @@ def _words(interval: TimelineInterval) -> Iterator[str]:
     if interval.batch_mates:
         yield f"beside {interval.batch_mates} other{'s' * (interval.batch_mates != 1)}"
     if interval.worker_id:
-        yield f"on {interval.worker_id}"
+        yield f"on {named(interval.worker_id)}"
 
 
 def _of_prompt(interval: TimelineInterval) -> Iterator[str]:

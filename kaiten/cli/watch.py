@@ -12,7 +12,7 @@ import grpc
 from google.protobuf.json_format import MessageToJson
 
 from kaiten.cli.complaint import RESUME_S, complain
-from kaiten.cli.live.cell_view import state_of
+from kaiten.cli.live.cell_view import full_name_of, name_of, state_of
 from kaiten.cli.live.reasons import reason, states_of, trouble, why_behind
 from kaiten.client.connection import OPTIONS, with_key
 from kaiten.client.errors import ApiError, CertificateError, from_rpc_error
@@ -141,7 +141,7 @@ def lines_of(core: LiveCore, *, with_blocks: bool = False) -> Iterator[str]:
     )
     for worker in core.workers.values():
         theirs = [one for _, one in running if one.place.worker_id == worker.worker_id]
-        yield _worker(worker, theirs)
+        yield _worker(core, worker, theirs)
         for one in theirs:
             yield f"  {_name(one)}  {_counts(one)}" + (f"  {_blocks(one)}" if with_blocks else "")
     for position, sequence_id in enumerate(core.queue, start=1):
@@ -155,7 +155,7 @@ def lines_of(core: LiveCore, *, with_blocks: bool = False) -> Iterator[str]:
         yield f"and {core.waiting - len(core.queue)} more"
 
 
-def _worker(worker: WatchedWorker, theirs: Sequence[LiveSequence]) -> str:
+def _worker(core: LiveCore, worker: WatchedWorker, theirs: Sequence[LiveSequence]) -> str:
     plans = ", ".join(
         f"{plan.plan_id} ({plan.steps_answered} of {plan.lease_steps} steps)"
         for plan in worker.plans
@@ -167,7 +167,7 @@ def _worker(worker: WatchedWorker, theirs: Sequence[LiveSequence]) -> str:
     )
     running = sum(one.place.state == SequenceState.SEQUENCE_STATE_RUNNING for one in theirs)
     return (
-        f"worker {worker.address or worker.worker_id}  {running} of {worker.slots_max} slots  "
+        f"worker {full_name_of(core, worker.worker_id)}  {running} of {worker.slots_max} slots  "
         f"{worker.blocks_free} of {worker.block_count} blocks free{host}  plans {plans or 'none'}"
         + "".join(f"  {state}" for state in states_of(worker))
     )
@@ -208,7 +208,7 @@ def _why(core: LiveCore, passed_over: Iterable[PassedOver]) -> str:
     """By worker, as far as it is one worker's reason."""
     said = []
     for over in passed_over:
-        worker = core.workers.get(over.worker_id)
-        said.append(f"  {worker.address or worker.worker_id}: " if worker else "  ")
+        is_here = over.worker_id in core.workers
+        said.append(f"  {name_of(core, over.worker_id)}: " if is_here else "  ")
         said.append(reason(over))
     return "".join(said)

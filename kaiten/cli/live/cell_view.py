@@ -33,6 +33,7 @@ class Choice(NamedTuple):
     choice: int
     state: str
     worker: str
+    worker_id: str
     slot: int
     prompt_tokens: int
     tokens: int
@@ -77,6 +78,12 @@ def name_of(core: LiveCore, worker_id: str) -> str:
     return name if names[name] == 1 else worker.address
 
 
+def full_name_of(core: LiveCore, worker_id: str) -> str:
+    """With its id, as logs, metrics and archives have it: all that is known of one that is gone."""
+    name = name_of(core, worker_id)
+    return name if name == worker_id else f"{name} ({worker_id})"
+
+
 def _socket(address: str) -> str:
     return PurePath(address).stem if address.startswith(UNIX) else address
 
@@ -114,6 +121,7 @@ def _choice(core: LiveCore, one: LiveSequence, position: int) -> Choice:
         choice=identity.choice,
         state=state_of(one),
         worker=name_of(core, place.worker_id) if place.worker_id else "",
+        worker_id=place.worker_id,
         slot=place.slot,
         prompt_tokens=identity.num_prompt_tokens,
         tokens=counts.num_tokens,
@@ -152,7 +160,7 @@ def headline(core: LiveCore, rate: Rates) -> str:
     )
 
 
-WORKER_COLUMNS: Final = ("worker", "slots", "", "KV blocks", "", "plans", "state")
+WORKER_COLUMNS: Final = ("worker", "slots", "", "KV blocks", "", "plans", "state", "id")
 
 
 def worker_rows(core: LiveCore) -> Iterator[Row]:
@@ -171,6 +179,7 @@ def worker_rows(core: LiveCore) -> Iterator[Row]:
             bar(held, worker.block_count),
             ", ".join(f"{p.plan_id}: {p.steps_answered}/{p.lease_steps}" for p in worker.plans),
             ", ".join(["takes more"] * takes_more(worker) + states_of(worker)),
+            worker.worker_id,
         )
 
 

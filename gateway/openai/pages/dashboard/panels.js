@@ -28,8 +28,8 @@ const WHYS = {__proto__: null,
 };
 const reasonOf = (over) => WHYS[over.why] || over.why.replaceAll("_", " ");
 const nameOf = (identity) => identity ? `${identity.id}${identity.choice ? `/${identity.choice}` : ""}` : "?";
-// Of a socket's path its end.
-const workerName = ({address, worker_id}) => address?.startsWith("unix:") ? address.split("/").pop() : address || worker_id;
+// Of a socket its name, as `kaiten top` has it.
+const workerName = ({address, worker_id}) => address?.startsWith("unix:") ? address.split("/").pop().replace(/\.[^.]*$/, "") : address || worker_id;
 const partsOf = (identity) => { const [, tenant, id] = identity.id.match(/^([^:]*):(.*)$/s) || [null, "", identity.id]; return {tenant, id}; };
 
 // As kaiten/cli/live/reasons.py says it.

@@ -3,13 +3,14 @@
 import json
 import queue
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from re import findall
 from typing import Any
 
 import pytest
 
-from kaiten.cli import watch
+from kaiten.cli import explain, watch
 from kaiten.cli.live import cell_view, ps
 from kaiten.cli.live.cell_view import (
     FREE,
@@ -18,6 +19,7 @@ from kaiten.cli.live.cell_view import (
     SHARED,
     Rates,
     choices,
+    full_name_of,
     headline,
     rates,
     worker_rows,
@@ -26,6 +28,7 @@ from kaiten.cli.live.reasons import WORDS
 from kaiten.client.errors import ApiError, UnavailableError
 from kaiten.client.live_core import LiveCore
 from kaiten.v1.common_pb2 import WhyPassedOver
+from kaiten.v1.timeline_pb2 import ChoiceTimeline, TimelineInterval
 from kaiten.v1.watch_pb2 import PassedOver, WatchedStep, WatchedSteps, WatchResponse
 from scheduler_svc.core.commands import Command, Configured, MakePlan
 from scheduler_svc.core.outcome import Outcome, Why
@@ -117,7 +120,7 @@ def test_who_waits_is_always_told_why() -> None:
     assert whys() == ["its turn has not come", "behind those before it"]
     worker.passed_over.add(stage="lease", why=WhyPassedOver.WHY_PASSED_OVER_PREFILL)
     (row,) = worker_rows(core)
-    assert row[-1] == "takes more, short plans: a prefill goes on"
+    assert row[-2] == "takes more, short plans: a prefill goes on"
     assert whys() == ["its turn has not come", "behind those before it"]
     worker.is_late = True
     assert whys() == ["a step of the worker is overdue"] * 2
@@ -173,6 +176,7 @@ def test_ps_gives_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
         "running",
         0,
     )
+    assert (first["worker"], first["worker_id"]) == ("host:1", told.workers[0].worker_id)
     assert (last["id"], last["state"], last["position"]) == ("r4", "waiting", 2)
 
 
@@ -222,8 +226,20 @@ def test_a_worker_behind_a_socket_is_called_by_its_name() -> None:
         "w2": "unix:/one/worker-1.sock",
         "w3": "unix:/other/worker-1.sock",
     }
-    names = [row[0] for row in worker_rows(seen(cell))]
-    assert names == ["worker-0", "unix:/one/worker-1.sock", "unix:/other/worker-1.sock"]
+    names = ["worker-0", "unix:/one/worker-1.sock", "unix:/other/worker-1.sock"]
+    core = seen(cell)
+    assert [row[0] for row in worker_rows(core)] == names
+    # Logs, metrics and archives have its id.
+    ids = [*core.workers]
+    assert [row[-1] for row in worker_rows(core)] == ids
+    both = [f"{name} ({id})" for name, id in zip(names, ids, strict=True)]
+    lines = [line for line in watch.lines_of(core) if line.startswith("worker ")]
+    assert [line.split("  ")[0] for line in lines] == [f"worker {each}" for each in both]
+    told = ChoiceTimeline(intervals=[TimelineInterval(worker_id=id) for id in (*ids, "gone", "")])
+    _, _, *rows = explain.lines_of("r", told, partial(full_name_of, core))
+    assert [row.partition("unknown")[2].strip() for row in rows] == [
+        *(f"on {each}" for each in both), "on gone", "",
+    ]  # fmt: skip
 
 
 def test_a_block_map_says_whose_is_what() -> None:
@@ -303,7 +319,7 @@ async def test_top_follows_what_is_told_and_keys_move_about() -> None:
         assert "leader 7  fair" in screen.text("headline")
         (worker,) = screen.rows("workers")
         assert worker[:2] == ["host:1", "2/2"]
-        assert worker[-1] == "every slot is taken"
+        assert worker[-2] == "every slot is taken"
         assert [row[1] for row in screen.rows("running")] == ["r1", "r2"]
         assert [row[:2] for row in screen.rows("queue")] == [["1", "r3"], ["2", "r4"]]
 

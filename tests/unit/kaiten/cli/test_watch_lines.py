@@ -95,7 +95,7 @@ def cell() -> LiveCore:
 def test_a_cell_as_lines() -> None:
     assert "\n".join(lines_of(cell())) == (
         "epoch 7  record 12 (2 uncommitted)  fair  3 waiting\n"
-        "worker host:1  2 of 2 slots  30 of 40 blocks free  plans 3 (2 of 8 steps)  late"
+        "worker host:1 (w1)  2 of 2 slots  30 of 40 blocks free  plans 3 (2 of 8 steps)  late"
         "  every slot is taken\n"
         "  retiring  acme:1/0  computed 47, scheduled 49, tokens 50 of 50\n"
         "  slot 0  acme:2/0  computed 4, scheduled 5, tokens 6 of 50\n"
