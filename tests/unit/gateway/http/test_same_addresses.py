@@ -19,7 +19,7 @@ LOOPBACKS = ("127.0.0.1", "::1")
 
 def answers(address: str, port: int) -> bool:
     try:
-        socket.create_connection((address, port), timeout=10).close()
+        socket.create_connection((address, port), timeout=60).close()
     except OSError:
         return False
     return True
