@@ -39,10 +39,13 @@ local function results_of(key)
   end
   return results
 end
--- Notes of what is live are there already, and stay beside the results.
+-- Notes of what is live are there already, and stay beside the results. Where nothing is live an earlier version has left
+-- them: its commits release none.
 local note_bytes = #ARGV[15]
-local results_theirs = results_of(KEYS[6]) + tonumber(load[7] or 0)
-local results = results_of(KEYS[3]) + tonumber(load[6] or 0)
+local notes_theirs = choices_theirs > 0 and tonumber(load[7] or 0) or 0
+local notes = choices_live > 0 and tonumber(load[6] or 0) or 0
+local results_theirs = results_of(KEYS[6]) + notes_theirs
+local results = results_of(KEYS[3]) + notes
 if results_theirs > tonumber(ARGV[16]) then return {'TENANT_RESULTS', results_theirs} end
 if results > tonumber(ARGV[14]) then return {'FULL_RESULTS', results} end
 local seq = redis.call('HGET', KEYS[4], 'journal_seq') or '0'
@@ -57,10 +60,9 @@ local entry = redis.call('XADD', KEYS[2], '*', 's', sequence_id, 'r', ARGV[7])
 redis.call('HSET', KEYS[5], 'hash', ARGV[2], 'sequence_id', sequence_id, 'n', n, 'prompt_tokens', prompt_tokens,
   'accepted_seq', seq, 'render', ARGV[8], 'entries', entry, 'tenant', ARGV[11],
   'results_max', ARGV[16], 'waiting', waits)
-if note_bytes > 0 then
-  redis.call('HSET', KEYS[5], 'note', ARGV[15], 'note_bytes', note_bytes)
-  redis.call('HINCRBY', KEYS[3], 'notes', note_bytes)
-  redis.call('HINCRBY', KEYS[3], tenant_notes, note_bytes)
+if note_bytes > 0 then redis.call('HSET', KEYS[5], 'note', ARGV[15], 'note_bytes', note_bytes) end
+if note_bytes > 0 or load[6] or load[7] then
+  redis.call('HSET', KEYS[3], 'notes', notes + note_bytes, tenant_notes, notes_theirs + note_bytes)
 end
 for choice = 0, n - 1 do
   redis.call('SET', ARGV[10] .. string.format('%.0f', first + choice), ARGV[9])

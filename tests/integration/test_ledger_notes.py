@@ -70,6 +70,27 @@ async def test_notes_of_what_is_live_count_as_well(redis_url: str, cell: str) ->
     await ledger.close()
 
 
+async def test_what_an_earlier_version_leaves_counted_is_forgotten(
+    redis_url: str, cell: str
+) -> None:
+    """Its scheduler beside our gateways: it knows no notes, and releases none with a request."""
+    ledger = await Ledger.connect(redis_url, cell=cell)
+    leader = await PlayLeader.elected(ledger)
+    bounds, note = TenantBounds(results_bytes_max=8_000), b"n" * 5000
+    async with Redis.from_url(redis_url) as client:
+        for id in ("a", "b", "c", "d"):
+            submitted = await ledger.submit(submit_record(id), b"h", bounds, note=note)
+            await client.hdel(ledger.keys.request(id), "note", "note_bytes")
+            await leader.finish(id, submitted.sequence_id)
+        live = [await ledger.submit(submit_record(id), b"h", bounds) for id in ("e", "f")]
+        for id, submitted in zip(("e", "f"), live, strict=True):
+            await leader.finish(id, submitted.sequence_id)
+        load: Any = await client.hgetall(ledger.keys.load)
+        assert not [each for each in load if each.startswith(b"notes:")]
+        assert int(load.get(b"notes", 0)) == 0
+    await ledger.close()
+
+
 @pytest.mark.parametrize("is_live", [True, False])
 async def test_a_forgotten_request_is_found_by_nobody(
     redis_url: str, cell: str, *, is_live: bool
