@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 from collections.abc import Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -261,8 +261,10 @@ class GenerationService:
 
     async def forget(self, request_id: str, tenant: Tenant) -> None:
         """Nobody finds it any more. What is live is cancelled."""
-        await self.cancel(request_id, tenant)
-        await self._link.ledger.forget(_ledger_id(request_id, tenant))
+        # Somebody else was as fast, or the store not heard.
+        with suppress(NotFound):
+            await self.cancel(request_id, tenant)
+            await self._link.ledger.forget(_ledger_id(request_id, tenant))
 
     async def status(self, request_id: str, tenant: Tenant) -> RequestStatus:
         """Live and where, or what it told. Unlike a stream it is never refused."""

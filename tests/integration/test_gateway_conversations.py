@@ -156,6 +156,32 @@ async def test_a_response_whose_gateway_died_joins_its_conversation_as_that_was(
     assert said == (["unseen"] if comes_between else ["Hi", "x"])
 
 
+async def test_a_response_that_came_to_nothing_says_why_though_the_store_was_not_heard(
+    stack: Stack, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is gone already when its gateway has it forgotten again."""
+    talk = (await http.post("/v1/conversations", json={})).json()["id"]
+    ledger = stack.gateway.service.link.ledger
+    connections, change = ledger._store._connections, ledger.conversations.change
+    heard = connections.roundtrip
+
+    async def lose(commands: Sequence[Command], **rest: Any) -> list[Any]:
+        replies = await heard(commands, **rest)
+        if commands[0][:2] == ("EVALSHA", FORGET.sha) and replies[0] == [b"OK"]:
+            raise ConnectionError("lost on its way")
+        return replies
+
+    async def contended(*_: Any, **_rest: Any) -> None:
+        """Somebody else was first, once."""
+        monkeypatch.setattr(ledger.conversations, "change", change)
+
+    monkeypatch.setattr(connections, "roundtrip", lose)
+    monkeypatch.setattr(ledger.conversations, "change", contended)
+    reply = await http.post("/v1/responses", json={"input": "x", "conversation": talk})
+    assert reply.status_code == 503
+    assert "is being changed by others" in reply.json()["error"]["message"]
+
+
 async def test_items_are_added_once_though_the_store_was_not_heard(
     stack: Stack, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -236,9 +236,7 @@ async def delete_response(api: Api, exchange: HttpExchange, _body: None) -> None
             over = await stored.whole()
             with suppress(NotFound):
                 await _keep_said(stored, over)
-        # Not found: it was there just now, and somebody else was as fast, or the store not heard.
-        with suppress(NotFound):
-            await service.forget(stored.request_id, exchange.tenant)
+        await service.forget(stored.request_id, exchange.tenant)
     await exchange.send_json(200, DeletedResponse(id=public))
 
 
