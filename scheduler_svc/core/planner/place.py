@@ -107,7 +107,7 @@ def _why_not_this(cell: CellState, worker: Worker, sequence: Sequence) -> Why | 
 
 def _candidates(builder: PlanBuilder) -> Iterator[Sequence]:
     """In the queue's order. Where cached tokens are worth some waiting, the first few, of one
-    tenant if the order is fair, go by that too.
+    tenant if the order is fair, go by that too; but no flex ones before others.
     """
     cell, worker = builder.cell, builder.worker
     order, queue = cell.policy.order, cell.waiting.next_up(builder.now_ns)
@@ -118,7 +118,8 @@ def _candidates(builder: PlanBuilder) -> Iterator[Sequence]:
             return sequence.live.request.arrived_ns - hits.num_tokens * order.prefix_worth_ns
 
         few = list(islice(queue, LOOK_AHEAD))
-        near = [s for s in few if not order.is_fair or s.live.tenant is few[0].live.tenant]
+        near = [s for s in few if s.is_flex is few[0].is_flex]
+        near = [s for s in near if not order.is_fair or s.live.tenant is few[0].live.tenant]
         yield from sorted(near, key=rank)
         yield from (s for s in few if s not in near)
     yield from queue
@@ -163,13 +164,11 @@ def _has_budget(cell: CellState, worker: Worker) -> bool:
     """One more prefill can be promised its minimum of every step, whoever decodes beside it. To
     flex sequences nothing is promised beside others.
     """
-    if cell.waiting.has_non_flex:
-        count = sum(not one.is_flex for one in worker.prefills.values())
-    elif cell.config.batch_gap_us is None:
-        count = len(worker.prefills)
-    else:
+    is_for_flex = not cell.waiting.has_non_flex
+    if is_for_flex and cell.config.batch_gap_us is not None:
         # By time and not by count: `_why_no_flex`.
         return True
+    count = sum(is_for_flex or not one.is_flex for one in worker.prefills.values())
     return _can_promise(cell, prompt_budget(cell, worker), count)
 
 

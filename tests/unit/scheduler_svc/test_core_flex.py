@@ -17,7 +17,11 @@ from scheduler_svc.core.types import FLEX_PRIORITY
 from scheduler_svc.core.workers import HOLD_US
 from tests.support.cell import Cell, spec
 
-ORDERS = [order for order in TABLES["order"] if order != "fair"] + ["fair", "fair:shortest"]
+ORDERS = [order for order in TABLES["order"] if order != "fair"] + [
+    "fair",
+    "fair:shortest",
+    "fair:prefix",
+]
 
 
 def flex(cell: Cell, prompt: int = 3, max_tokens: int = 5, **more: Any) -> int:
@@ -42,6 +46,29 @@ def test_it_stands_behind_all_others_in_every_order(order: str) -> None:
     later = cell.submit(30, 40, tenant="poor")
     assert set(cell.waiting()[:2]) == {late, later}
     cell.finish()
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_nor_does_one_join_before_them(order: str) -> None:
+    """Seen: an order by cached prefix put older ones first, and at these the look ended."""
+    cell = Cell(spec(slots=2), order=order)
+    for _ in range(5):
+        flex(cell)
+    cell.turn()
+    cell.now_ns += 10**9
+    late = cell.submit(30, 40)
+    assert cell.must_plan().admitted == (late,)
+    cell.finish()
+
+
+def test_a_prefix_puts_none_before_another_tenants() -> None:
+    cell = Cell(spec(slots=1), order="fair:prefix", policy="fair")
+    cell.submit(3, 9, tenant="served")
+    cell.turn()
+    own, line = cell.submit(3, 9, tenant="a"), flex(cell, tenant="a")
+    other = cell.submit(3, 9, tenant="b")
+    joined = [join for plan in cell.finish() for join in plan.admitted]
+    assert joined == [own, other, line]
 
 
 def test_the_least_priority_but_one_is_not_flex() -> None:
