@@ -332,10 +332,9 @@ class GenerationService:
         await self.door.drained()
 
     def close(self) -> None:
-        """End every stream so that clients resume elsewhere. Nothing is cancelled by it."""
+        """End every stream: clients resume elsewhere, at once. Nothing is cancelled by it."""
         self._is_closed = True
         told = "this gateway is shutting down; attach to the request at another one"
-        # At once: the other one is there.
         self.interrupt(Unavailable(told, retry_after_s=0.0))
 
     def interrupt(self, error: KaitenError) -> None:
