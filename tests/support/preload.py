@@ -32,9 +32,9 @@ COMMANDS: Final = (
     "kaiten.cli.app",
     "kaiten.cli.batch",
     "kaiten.cli.chat.command",
-    "kaiten.cli.explain",
+    "kaiten.cli.live.explain",
     "kaiten.cli.generate",
-    "kaiten.cli.watch",
+    "kaiten.cli.live.watch",
 )
 MODULES: Final = (*COMMANDS, SCHEDULER, GATEWAY, MOCK_WORKER, WORKER, *LATER)
 

@@ -1,1 +1,1 @@
-"""The live core at a terminal: `kaiten top`, `kaiten ps`, and a request's trace."""
+"""The live core at a terminal, and the time of a request: `kaiten top`, `watch`, `explain` …"""

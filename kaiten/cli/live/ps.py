@@ -8,7 +8,7 @@ from typing import Final
 from kaiten.cli.complaint import complain
 from kaiten.cli.live.cell_view import Choice, age, choices
 from kaiten.cli.live.reasons import trouble
-from kaiten.cli.watch import Watching
+from kaiten.cli.live.watch import Watching
 from kaiten.client.errors import ApiError
 from kaiten.client.live_core import LiveCore
 from kaiten.tls import TLS

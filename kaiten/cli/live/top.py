@@ -31,7 +31,7 @@ from kaiten.cli.live.cell_view import (
     running_rows,
     worker_rows,
 )
-from kaiten.cli.watch import Watching
+from kaiten.cli.live.watch import Watching
 from kaiten.client.errors import ApiError
 from kaiten.client.live_core import LiveCore
 from kaiten.tls import TLS

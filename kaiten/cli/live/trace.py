@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from google.protobuf.json_format import MessageToDict
 
 from kaiten.cli.complaint import complain
-from kaiten.cli.explain import BAR, MARKS, asked, phase_of
+from kaiten.cli.live.explain import BAR, MARKS, asked, phase_of
 from kaiten.client.errors import ApiError
 from kaiten.tls import TLS
 from kaiten.v1.inference_service_pb2 import ExplainResponse

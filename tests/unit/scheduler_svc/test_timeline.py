@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kaiten.cli.explain import lines_of
+from kaiten.cli.live.explain import lines_of
 from scheduler_svc import timeline, timeline_intervals, timeline_track
 from scheduler_svc.core.commands import Command, Expire, StoreBehind, WorkerLate
 from scheduler_svc.core.outcome import Outcome, Why

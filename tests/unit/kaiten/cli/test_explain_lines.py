@@ -4,7 +4,7 @@ import grpc
 import pytest
 
 from kaiten.cli.complaint import complain
-from kaiten.cli.explain import hints, lines_of
+from kaiten.cli.live.explain import hints, lines_of
 from kaiten.client.errors import from_rpc_error
 from kaiten.v1.inference_service_pb2 import ExplainResponse
 from kaiten.v1.timeline_pb2 import ChoiceTimeline, TimelineInterval, TimelinePhase

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from kaiten.cli import explain, watch
-from kaiten.cli.live import cell_view, ps
+from kaiten.cli.live import cell_view, explain, ps, watch
 from kaiten.cli.live.cell_view import (
     FREE,
     HELD,

@@ -3,7 +3,7 @@
 import pytest
 
 from kaiten.cli.live.cell_view import choices
-from kaiten.cli.watch import fitting, lines_of
+from kaiten.cli.live.watch import fitting, lines_of
 from kaiten.client.live_core import LiveCore
 from kaiten.v1.common_pb2 import WhyPassedOver
 from kaiten.v1.ledger_pb2 import ConfiguredInput

@@ -10,9 +10,9 @@ from typing import Any
 import grpc
 import pytest
 
-from kaiten.cli import watch
 from kaiten.cli.complaint import RESUME_S
-from kaiten.cli.watch import Watching
+from kaiten.cli.live import watch
+from kaiten.cli.live.watch import Watching
 from kaiten.client.errors import UnauthenticatedError, UnavailableError
 from kaiten.v1.scheduler_service_pb2_grpc import (
     SchedulerServiceServicer,
