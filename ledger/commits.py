@@ -102,13 +102,13 @@ def _refuse(reply: Sequence[Any], leader: Leader, doing: str) -> None:
 def _entry(entry_id: bytes, fields: Sequence[bytes], read_ns: int = 0) -> InboxEntry:
     named = dict(zip(fields[::2], fields[1::2], strict=True))
     try:
-        record = InboxRecord.FromString(named[b"r"])
-    except DecodeError:
-        record = InboxRecord()
+        sequence_id, record = int(named[b"s"]), InboxRecord.FromString(named[b"r"])
+    except (KeyError, ValueError, DecodeError):
+        sequence_id, record = 0, InboxRecord()
     kind = record.WhichOneof("record")
     return InboxEntry(
         entry_id=entry_id.decode(),
-        sequence_id=int(named[b"s"]),
+        sequence_id=sequence_id,
         record=record.submit if kind == "submit" else record.cancel,
         is_known=kind is not None,
         read_ns=read_ns,

@@ -85,11 +85,13 @@ async def test_a_damaged_sequence_ends_its_request_and_no_other(
 async def test_a_record_that_only_another_version_knows_is_passed_over_and_said(
     ledger: Ledger, redis_url: str, cell: str
 ) -> None:
-    """Field 19, empty; and what is no record at all."""
+    """Field 19, empty; what is no record at all; and what somebody put there by hand."""
     await ledger.check()
     async with redis.asyncio.from_url(redis_url) as store:
         for record in (b"\x9a\x01\x00", b"\xff"):
             await store.xadd(ledger.keys.inbox, {"s": "3", "r": record})
+        for fields in ({"hello": "there"}, {"s": "three", "r": b""}):
+            await store.xadd(ledger.keys.inbox, fields)
         before = await ledger.submit(submit_record("t:before"), b"h")
         with capture_logs() as logs:
             async with serving(redis_url, cell) as process:
@@ -103,8 +105,8 @@ async def test_a_record_that_only_another_version_knows_is_passed_over_and_said(
                     before.sequence_id,
                     after.sequence_id,
                 ]
-    assert [each["event"] for each in logs].count("inbox.unknown") == 3
-    assert len(await ledger.inbox_all()) == 5
+    assert [each["event"] for each in logs].count("inbox.unknown") == 5
+    assert len(await ledger.inbox_all()) == 7
 
 
 async def test_told_to_stop_while_recovering_it_hands_over_at_once(
