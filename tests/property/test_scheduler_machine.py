@@ -7,10 +7,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from scheduler_svc.core.commands import WorkerChanged
-from scheduler_svc.core.types import Feature, Reason, WorkerSpec
+from scheduler_svc.core.commands import Configured, StoreBehind, WorkerChanged, WorkerLate
+from scheduler_svc.core.types import Config, Feature, Reason, WorkerSpec
 from tests.support.cell import Cell, spec
-from tests.support.combinations import allowed, merged
+from tests.support.combinations import allowed, merged, split
 
 MOST_WORKERS = 3
 MISFIT_WAIT_NS = 20
@@ -72,6 +72,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             windows=windows,
             host_blocks=host_blocks,
         )
+        defaults = {name: getattr(Config(), name) for name in split(knobs)[1]}
+        self.config = replace(self.cell.configured.config, **defaults)
         self.born = 0
         self.unjudged: list[str] = []
         self.join()
@@ -116,6 +118,45 @@ class SchedulerMachine(RuleBasedStateMachine):
         request = data.draw(st.sampled_from(list(self.cell.requests.values())))
         choice = data.draw(st.one_of(st.none(), st.integers(0, request.n - 1)))
         self.cell.cancel(request.sequence_id, choice)
+
+    @precondition(lambda self: any(self.cell.outputs.values()))
+    @rule(data=st.data())
+    def stop(self, data: st.DataObject) -> None:
+        """A stop string in what somebody who goes on has said so far."""
+        said = [
+            (request.sequence_id, choice, len(self.cell.outputs[request.sequence_id + choice]))
+            for request in self.cell.requests.values()
+            for choice in range(request.n)
+            if request.sequence_id + choice not in self.cell.endings
+        ]
+        if said := [each for each in said if each[2]]:
+            sequence_id, choice, count = data.draw(st.sampled_from(said))
+            self.cell.stop(sequence_id, choice, data.draw(st.integers(1, count)))
+
+    @rule(knobs=st.deferred(lambda: st.sampled_from([{}, *map(merged, allowed())])))
+    def configure(self, knobs: dict[str, Any]) -> None:
+        rules, values = split(knobs)
+        config = replace(self.config, **values)
+        self.cell.configured = Configured(config=config, policy="fcfs", rules=rules)
+        self.cell.apply(self.cell.configured)
+
+    @rule(is_told=st.booleans())
+    def lead_anew(self, is_told: bool) -> None:
+        self.cell.lead_anew(is_told=is_told)
+        self.unjudged.clear()
+
+    @rule(is_behind=st.booleans())
+    def store(self, is_behind: bool) -> None:
+        self.cell.apply(StoreBehind(is_behind=is_behind))
+
+    @precondition(lambda self: self.cell.workers)
+    @rule(data=st.data(), is_late=st.booleans())
+    def late_or_draining(self, data: st.DataObject, is_late: bool) -> None:
+        worker_id = data.draw(st.sampled_from(list(self.cell.workers)))
+        if is_late:
+            self.cell.apply(WorkerLate(worker_id=worker_id))
+        else:
+            self.cell.drain(worker_id)
 
     @rule(passed_ns=st.integers(0, 30))
     def expire(self, passed_ns: int) -> None:
@@ -189,6 +230,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "cell"):
             return
+        self.store(is_behind=False)
+        for worker_id in [one for one in self.cell.workers if self.cell.worker(one).is_draining]:
+            self.cell.kill(worker_id, is_crash=False)
         if not self.cell.workers:
             self.join()
         while self.unjudged:

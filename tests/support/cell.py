@@ -106,6 +106,8 @@ class Cell:
         self.prompt_logprobs: dict[int, list[int]] = {}
         self.endings: dict[int, Finished] = {}
         self.overs: dict[int, RequestOver] = {}
+        # Choices that a stop string ended, each after so many tokens.
+        self.stopped: dict[int, int] = {}
         self.next_sequence_id = 1
         # Workers that may need a plan.
         self.concerned: set[str] = set()
@@ -121,16 +123,25 @@ class Cell:
         workers join it with empty batches.
         """
         handover, self.scheduler = self.scheduler.handover(), Scheduler()
+        self.concerned.clear()
         self.apply(self.configured)
         for request in self.requests.values():
             choices = range(request.sequence_id, request.sequence_id + request.n)
             outputs = [None if s in self.endings else tuple(self.outputs[s]) for s in choices]
             if any(output is not None for output in outputs):
-                self.apply(Submit(request=replace(request, outputs=tuple(outputs))))
+                self.apply(Submit(request=self.resumed(request, tuple(outputs))))
         if is_told:
             self.apply(HandedOver(handover=handover))
         for worker_id, worker in list(self.workers.items()):
             self.join(worker_id, worker.spec)
+
+    def resumed(self, request: Request, outputs: tuple[tuple[int, ...] | None, ...]) -> Request:
+        """As the ledger has it for the next leader."""
+        first = request.prompt_logprobs_from
+        if first is not None:
+            told = self.prompt_logprobs.get(request.sequence_id, ())
+            first = min(first + len(told), len(request.prompt))
+        return replace(request, outputs=outputs, prompt_logprobs_from=first)
 
     def apply(self, command: Command) -> Outcome:
         """Through the one door; what it says is written down, and every invariant checked."""
@@ -223,6 +234,18 @@ class Cell:
     def cancel(self, sequence_id: int, choice: int | None = None) -> tuple[Event, ...]:
         """Cancel, and say what the core said."""
         return self.apply(Cancel(sequence_id=sequence_id, choice=choice)).events
+
+    def stop(self, sequence_id: int, choice: int, num_output_tokens: int) -> None:
+        """A stop string was found in the output of a choice that goes on."""
+        self.stopped[sequence_id + choice] = num_output_tokens
+        self.apply(
+            Cancel(
+                sequence_id=sequence_id,
+                choice=choice,
+                reason=Reason.STOP,
+                num_output_tokens=num_output_tokens,
+            )
+        )
 
     def expire(self) -> tuple[Event, ...]:
         """Expire, and say what the core said."""
@@ -335,7 +358,9 @@ class Cell:
         )
         output, ending = tuple(self.outputs[sequence_id]), self.endings[sequence_id]
         assert output == right[: len(output)]
-        if ending.reason in (Reason.LENGTH, Reason.STOP):
+        if (stopped := self.stopped.get(sequence_id)) is not None:
+            assert (ending.reason, ending.num_output_tokens) == (Reason.STOP, stopped)
+        elif ending.reason in (Reason.LENGTH, Reason.STOP):
             assert (output, ending.reason) == (right, reason)
             assert ending.num_output_tokens == len(output)
 
