@@ -3,6 +3,7 @@ election.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final, TypeAlias
 
 from google.protobuf.message import DecodeError
@@ -101,10 +102,10 @@ def _refuse(reply: Sequence[Any], leader: Leader, doing: str) -> None:
 
 def _entry(entry_id: bytes, fields: Sequence[bytes], read_ns: int = 0) -> InboxEntry:
     named = dict(zip(fields[::2], fields[1::2], strict=True))
-    try:
-        sequence_id, record = int(named[b"s"]), InboxRecord.FromString(named[b"r"])
-    except (KeyError, ValueError, DecodeError):
-        sequence_id, record = 0, InboxRecord()
+    sequence_id, record = 0, InboxRecord()
+    with suppress(KeyError, ValueError, DecodeError):
+        sequence_id = int(named[b"s"])
+        record = InboxRecord.FromString(named[b"r"])
     kind = record.WhichOneof("record")
     return InboxEntry(
         entry_id=entry_id.decode(),
