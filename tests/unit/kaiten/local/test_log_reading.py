@@ -21,6 +21,12 @@ Traceback (most recent call last):
   File "x.py", line 1, in <module>
 ModuleNotFoundError: No module named 'torch'
 """
+# Of a store whose files a newer one has written.
+NEWER = """\
+7:M 28 Nov 2026 20:40:53.467 * Reading RDB base file on AOF loading...
+7:M 28 Nov 2026 20:40:53.467 # Can't handle RDB format version 99
+7:M 28 Nov 2026 20:40:53.467 # Error reading the RDB base file a.1.base.rdb, AOF loading aborted
+"""
 
 
 @pytest.mark.parametrize(
@@ -31,6 +37,7 @@ ModuleNotFoundError: No module named 'torch'
         (NOTED, "DeviceLost: the GPU failed"),
         ('{"event": "model.refused", "level": "error"}', "model.refused"),
         (TRACE, "ModuleNotFoundError: No module named 'torch'"),
+        (NEWER, "7:M 28 Nov 2026 20:40:53.467 # Can't handle RDB format version 99"),
         ("{not json\n\n", "{not json"),
         ('{"event": "settings", "model": "' + "x" * 5000, '{"event": "settings", "model": "'),
         ('{"event": "store.waiting", "reason": "refused"}', "store.waiting: refused"),
@@ -51,6 +58,7 @@ def test_the_cause_of_a_death(log: str, cause: str) -> None:
         ("scheduler ended with signal SIGKILL", "there is none left"),
         ("worker-0 ended with exit code 1: RuntimeError: can't start new thread", "ulimit -u"),
         ("[Errno 11] Resource temporarily unavailable", "ulimit -u"),
+        ("store ended with exit code 1: # Can't handle RDB format version 99", "at least as new"),
         ("port 1 is taken; choose another", ""),
     ],
 )
