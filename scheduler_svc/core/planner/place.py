@@ -26,7 +26,8 @@ def place(builder: PlanBuilder) -> Iterator[Sequence]:
     cell, worker = builder.cell, builder.worker
     if not cell.waiting:
         return
-    for tenant in islice(cell.waiting.throttled, PASSED_OVER_MAX):
+    # Some: of why nobody else joins there is to be something, too.
+    for tenant in islice(cell.waiting.throttled, PASSED_OVER_MAX // 2):
         builder.pass_over("place", Why.TENANT, tenant.queue[0][1].sequence_id)
     why = why_closed(cell, worker)
     if why is Why.NO_SLOT and worker.flex and cell.waiting.has_non_flex:
@@ -69,9 +70,8 @@ def _why_no_flex(cell: CellState, worker: Worker) -> Why | None:
         return None
     if not _has_flex_room(cell, worker):
         return Why.BATCH_GAP
-    num_rows = len(worker.running) + 1
+    num_rows, is_alone = len(worker.running) + 1, len(worker.flex) == len(worker.running)
     most = worker.cost.decodes_in(gap_us, near=num_rows)
-    is_alone = len(worker.flex) == len(worker.running)
     return None if is_alone or most is None or num_rows <= most else Why.BATCH_GAP
 
 

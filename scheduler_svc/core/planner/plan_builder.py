@@ -42,7 +42,8 @@ class PlanBuilder:
         self.joins: list[Join] = []
         # What it takes to make, in tokens that join.
         self.effort = 0
-        self.passed_over: list[PassedOver] = []
+        # Each once, as of the last look that found it so.
+        self.passed_over: dict[PassedOver, None] = {}
         self.now_ns = now_ns
         # Other workers that could start a sequence, by all of it that makes a difference to them.
         self.others: dict[object, list[Worker]] = {}
@@ -52,8 +53,10 @@ class PlanBuilder:
     def pass_over(self, stage: str, why: Why, sequence_id: SequenceId | None = None) -> None:
         """For readers: whom a stage passed over, and why."""
         self.effort += LOOK_EFFORT
+        over = PassedOver(stage, why, sequence_id)
+        self.passed_over.pop(over, None)
         if stage == "give_way" or len(self.passed_over) < PASSED_OVER_MAX:
-            self.passed_over.append(PassedOver(stage, why, sequence_id))
+            self.passed_over[over] = None
 
     # Moves
 

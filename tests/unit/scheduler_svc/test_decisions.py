@@ -3,6 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from ledger.archive.reader import Cursor
 from scheduler_svc.archive_replay import lines_of, plain
 from scheduler_svc.core.commands import Command, StepDone
@@ -59,6 +61,23 @@ def test_who_is_scheduled_with_what() -> None:
     told = "\n".join(lines_of(said, Cursor(7, 9)))
     assert f"admitted   {two} (r{two}), slot 1: 42 tokens, 12 cached; 11 blocks, 3 shared" in told
     assert plain(said)["blocks"] == said.blocks._asdict()
+
+
+@pytest.mark.parametrize("count", [8, 40])
+def test_those_who_wait_for_their_own_tenants_are_no_reason_for_others(count: int) -> None:
+    """Seen: each look of a plan told of them again, until there was no room for why it ended."""
+    cell = Read(spec(slots=64), policy="fair", lease=1)
+    for tenant in range(count):
+        for _ in range(2):
+            cell.submit(4, 20, tenant=f"full {tenant}", tenant_tokens=24)
+    while len(cell.running()) < count:
+        cell.turn()
+    others = [cell.submit(3, 20, tenant="other") for _ in range(20)]
+    admitted = cell.must_plan().admitted
+    assert 3 < len(admitted) < len(others)
+    told = waits(cell.decided())
+    left = (told[one] for one in others if one not in admitted)
+    assert set(left) == {(Why.NO_BUDGET.value, None)}
 
 
 def test_every_one_that_waits_has_its_reason() -> None:
