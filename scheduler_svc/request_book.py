@@ -9,6 +9,7 @@ from kaiten.v1.common_pb2 import TokenLogprobs
 from kaiten.v1.ledger_pb2 import FoldedTokens, SequenceFinished, SubmitRecord
 from kaiten.v1.worker_service_pb2 import RowSampling
 from ledger import InboxEntry, Recovered
+from ledger.tokens import cut
 from scheduler_svc.archiving import Archive
 from scheduler_svc.core.outcome import Event, RequestOver, StepTokens
 from scheduler_svc.core.types import SequenceId
@@ -164,8 +165,8 @@ class RequestBook:
         for sequence_id in self._sequence_ids(accepted):
             output = recovered.tokens[sequence_id]
             self.recovered(sequence_id, output, recovered.folded_counts[sequence_id])
-            if sequence_id in recovered.finished:
-                accepted.ended_before[sequence_id] = (output, recovered.finished[sequence_id])
+            if (ended := recovered.finished.get(sequence_id)) is not None:
+                accepted.ended_before[sequence_id] = (cut(output, ended), ended)
             accepted.is_answered |= bool(output.token_ids)
             outputs.append(None if sequence_id in recovered.finished else output)
         if self._archive is not None:

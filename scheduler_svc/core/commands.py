@@ -59,7 +59,9 @@ class HandedOver:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expire:
-    """End every request whose deadline, or whose wait for a worker that fits, has passed."""
+    """End every request whose deadline, or whose wait for a worker, has passed; and who cannot have
+    a first token before its deadline any more.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,6 +63,26 @@ def test_what_an_earlier_leader_left_is_due_at_the_first_fold() -> None:
     assert [item.logprob for item in requests.logprobs(1, 3)] == [0, -1, -2]
 
 
+def test_of_what_a_stop_string_ended_under_an_earlier_leader_only_that_counts() -> None:
+    requests, request = RequestBook(), accepted(5, n=2)
+    ended = SequenceFinished(sequence_id=5, reason=FinishReason.FINISH_REASON_STOP, output_tokens=2)
+    recovered = Recovered(
+        entries=(request.entry,),
+        unknown=(),
+        tokens={5: FoldedTokens(token_ids=[10, 11, 12, 13]), 6: FoldedTokens(token_ids=[20])},
+        folded_counts={5: 1, 6: 0},
+        finished={5: ended},
+        prompt_logprobs_from={},
+        journal_seq=1,
+        decided_ns=0,
+        cursor="1-0",
+        damaged={},
+    )
+    assert requests.resume(request, recovered) == (None, (20,))
+    (output, _) = request.ended_before[5]
+    assert list(output.token_ids) == [10, 11]
+
+
 def test_ends_under_an_earlier_leader_are_among_the_others_in_the_order_of_choices() -> None:
     requests, request = RequestBook(), accepted(5, n=3)
     ended = SequenceFinished(sequence_id=6, reason=FinishReason.FINISH_REASON_STOP, output_tokens=1)
