@@ -55,7 +55,7 @@ def shown_default(value: object) -> str | None:
     """In `--help`; None: nothing is said of it."""
     if isinstance(value, tuple):
         value = ", ".join(map(str, value))
-    return None if value is None or value is False or value == "" else str(value)
+    return None if value is None or isinstance(value, bool) or value == "" else str(value)
 
 
 def console(*, stderr: bool = True, is_unfailing: bool = False) -> Console:

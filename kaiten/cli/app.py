@@ -7,14 +7,16 @@ from pathlib import Path
 from typing import Annotated, Literal, NoReturn
 
 from cyclopts import App, Group, Parameter
+from cyclopts.validators import Number
 
 from kaiten.cli import asking, become, packages
 from kaiten.cli.asking import MaxTokens, System, Temperature, chat_of
-from kaiten.cli.config_file import from_file
-from kaiten.cli.mistakes import explained
+from kaiten.cli.config_file import from_file, without_empty
+from kaiten.cli.mistakes import explained, whole_numbers
 from kaiten.console import shown_default
 from kaiten.local import services
 from kaiten.local.part_options import GatewayOptions, WorkerOptions
+from kaiten.local.ports import PORT_MAX
 from kaiten.local.scheduling import Scheduling
 from kaiten.start_error import StartError, expanded
 
@@ -24,7 +26,7 @@ app: App = App(
     version=packages.version_here,
     default_parameter=Parameter(negative=(), show_default=shown_default),
     error_formatter=lambda error: explained(error, app),
-    config=from_file,
+    config=(without_empty, from_file, whole_numbers),
 )
 app.register_install_completion_command(
     help="Complete commands and flags in this shell, from its next start on."
@@ -40,18 +42,24 @@ app.command(
     help="Put load on a server and measure what comes back.",
 )
 
+PORT = Number(gte=0, lte=PORT_MAX)
 Model = Annotated[
     str | None, Parameter(name="--model", help="folder or hub id; default: the shipped one")
 ]
 HttpPort = Annotated[
     int,
-    Parameter(name=("--http-port", "--port"), help="OpenAI HTTP API; 0 picks a free port"),
+    Parameter(
+        name=("--http-port", "--port"),
+        help="OpenAI HTTP API; 0 picks a free port",
+        validator=PORT,
+    ),
 ]
 Workers = Annotated[
     int,
     Parameter(
         name=("--workers", "--data-parallel-size"),
         help="worker processes, each with the whole model",
+        validator=Number(gte=1, lte=1024),
     ),
 ]
 RedisUrl = Annotated[
@@ -73,7 +81,8 @@ MetricsPort = Annotated[
     int | None,
     Parameter(
         help="Prometheus pages of schedulers and workers, on loopback: this port and those after"
-        " it; 0 picks free ones; default: none. The gateway's is /metrics of the HTTP API"
+        " it; 0 picks free ones; default: none. The gateway's is /metrics of the HTTP API",
+        validator=PORT,
     ),
 ]
 # Of each part its own; the groups are those of `kaiten serve --help`.
@@ -97,7 +106,9 @@ def serve(
     revision: Annotated[str | None, Parameter(help="branch, tag or commit of a hub id")] = None,
     host: Annotated[str, Parameter(help="listen here; 0.0.0.0: everywhere")] = "127.0.0.1",
     http_port: HttpPort = 8000,
-    grpc_port: Annotated[int, Parameter(help="gRPC API; 0 picks a free port")] = 50051,
+    grpc_port: Annotated[
+        int, Parameter(help="gRPC API; 0 picks a free port", validator=PORT)
+    ] = 50051,
     workers: Workers = 1,
     data_dir: Annotated[Path, Parameter(help="the store's files, logs and lock")] = Path(".kaiten"),
     redis_url: RedisUrl = None,
@@ -180,9 +191,10 @@ def keygen(
 @app.command(group=USE)
 def doctor(
     *,
-    grpc_port: Annotated[int, Parameter(help="port you mean to use")] = 50051,
+    grpc_port: Annotated[int, Parameter(help="port you mean to use", validator=PORT)] = 50051,
     http_port: Annotated[
-        int, Parameter(name=("--http-port", "--port"), help="port you mean to use")
+        int,
+        Parameter(name=("--http-port", "--port"), help="port you mean to use", validator=PORT),
     ] = 8000,
     json: Annotated[bool, Parameter(help="every finding, as JSON")] = False,
     bench: Annotated[

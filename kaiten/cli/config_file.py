@@ -12,6 +12,12 @@ from cyclopts.config import Dict
 from kaiten.cli.mistakes import INSTEAD
 
 
+def without_empty(_app: App, _commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+    """A variable that is empty, as files of variables leave those that are not wanted, is none."""
+    for each in arguments:
+        each.tokens = [token for token in each.tokens if token.value or token.source != "env"]
+
+
 def from_file(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
     """Adds what the named file says. CycloptsError: it cannot be read, or has what no flag has."""
     named = [each for each in arguments if "--config" in each.names and each.tokens]

@@ -56,6 +56,8 @@ class HeldPort:
 
 def claim(host: str, port: int, flag: str) -> HeldPort:
     """`port`, any free one for 0; StartError when a server could not listen there now."""
+    if not host:
+        raise StartError("--host is empty", "give it an address; 0.0.0.0 is all of this machine")
     if not 0 <= port <= PORT_MAX:
         raise StartError(f"{flag} must be in [0, {PORT_MAX}], got {port}", "0 picks a free port")
     try:

@@ -144,7 +144,8 @@ class Scheduling:
         bool,
         Parameter(
             negative="--no-archive-prompts",
-            help="with the tokens of prompts and outputs, or with their lengths alone",
+            help="with the tokens of prompts and outputs, or with their lengths alone; default:"
+            " with the tokens",
         ),
     ] = True
 
