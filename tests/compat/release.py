@@ -1,7 +1,8 @@
 """What is kept of a release: its wire format, a store it left behind, and an archive it wrote.
 
     releases/<version>/protos.binpb      descriptor set of every .proto file
-                       store.json        every key of a cell whose leader was killed in the middle
+                       store.json        every key of a cell whose leader was killed in the middle,
+                                         with what tenants keep there (since 0.2.0)
                        outputs.json      tokens of all its requests, by their ids, as they must end
                        archive/          the segments of that cell
 
@@ -21,6 +22,10 @@ from typing import Any
 from grpc_tools import protoc
 from redis.asyncio import Redis
 
+from kaiten.v1.ledger_pb2 import SubmitRecord
+from kaiten.v1.worker_service_pb2 import RowSampling
+from ledger import Ledger
+from ledger.batches.batches import BatchName
 from ledger.keys import Keys
 from tests.support.cluster import Cluster, gold
 from tests.support.store_server import StoreServer
@@ -30,6 +35,9 @@ RELEASES = Path(__file__).parent / "releases"
 # One command that makes a key as it was, its arguments in base64.
 Command = list[str]
 RESULT_TTL_MS = 3_600_000
+TENANT, CONTENT = "default", b"what is in all of them\n"
+BATCH = BatchName(TENANT, "batch_kept")
+FILE, CONVERSATION, NOTED = "file-kept", "conv_kept", f"{TENANT}:noted"
 # Of every prompt and output: some are cut, some preempted, all on a few kilobytes.
 WORKER_FLAGS = {
     "slots": 8,
@@ -63,6 +71,9 @@ async def dump(url: str, cell: str) -> list[Command]:
                     commands.append(["XADD", key, entry_id, *fields])
                 last = (await store.xinfo_stream(key))["last-generated-id"]
                 commands.append(["XSETID", key, last])
+            elif kind == "zset":
+                for member, score in await store.zrange(key, 0, -1, withscores=True):
+                    commands.append(["ZADD", key, f"{score:.0f}", member])
             else:
                 assert kind == "string", f"{key!r} is a {kind}: say how it is kept"
                 commands.append(["SET", key, await store.get(key)])
@@ -82,6 +93,39 @@ async def load(url: str, commands: list[Command]) -> None:
 def _written(argument: bytes | str | int) -> str:
     raw = argument if isinstance(argument, bytes) else str(argument).encode()
     return b64encode(raw).decode()
+
+
+async def keep_something(ledger: Ledger) -> None:
+    """Of each kind that a tenant may have, and that is live for as long as they like."""
+    size = len(CONTENT)
+    await ledger.files.put(TENANT, FILE, 0, CONTENT)
+    await ledger.files.keep(
+        TENANT, FILE, filename="a.jsonl", purpose="batch", size_bytes=size, chunks=1
+    )
+    fields = {"input_file_id": FILE, "endpoint": "/v1/completions", "metadata": "{}"}
+    await ledger.batches.new(BATCH, fields, window_s=86_400)
+    await ledger.batches.move(BATCH, "in_progress", of=("validating",))
+    await ledger.batches.answer(BATCH, 0, CONTENT, is_ok=True)
+    await ledger.conversations.new(TENANT, CONVERSATION, CONTENT)
+    sampling = RowSampling(max_tokens=4, top_p=1.0, logprobs=-1)
+    record = SubmitRecord(
+        id=NOTED, tenant=TENANT, n=1, prompt_token_ids=range(7, 17), sampling=sampling
+    )
+    await ledger.submit(record, b"noted", note=CONTENT)
+
+
+async def require_kept(ledger: Ledger) -> None:
+    """All of it is there, as it was, and the batch can end."""
+    file = await ledger.files.find(TENANT, FILE)
+    assert (file.filename, file.purpose, file.size_bytes) == ("a.jsonl", "batch", len(CONTENT))
+    assert [piece async for piece in ledger.files.read(TENANT, file)] == [CONTENT]
+    batch = await ledger.batches.find(BATCH)
+    assert (batch.status, batch.number("completed")) == ("in_progress", 1)
+    assert await ledger.batches.live() == [BATCH]
+    assert await ledger.batches.answers(BATCH, [0]) == [CONTENT]
+    assert (await ledger.conversations.find(TENANT, CONVERSATION)).content == CONTENT
+    assert await ledger.note(NOTED) == CONTENT
+    assert await ledger.batches.move(BATCH, "cancelled", of=(batch.status,)) == "cancelled"
 
 
 async def leave_behind(
@@ -105,6 +149,7 @@ async def leave_behind(
         for answer in begun:
             await answer.has_tokens(10)
         with cluster.held():
+            await keep_something(cluster.ledger)
             for size in range(2):
                 await cluster.submit(prompt_tokens=9 + size, max_tokens=20)
             await asyncio.sleep(1)  # The archive's writer has everything by now.

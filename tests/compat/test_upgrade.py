@@ -7,11 +7,22 @@ from pathlib import Path
 
 import pytest
 
+from ledger import Ledger
 from ledger.archive import Wanted, entries, verify
 from scheduler_svc.replay import Compared, replay_archive
-from tests.compat.release import PROTOS, RELEASES, WORKER_FLAGS, restored
+from tests.compat.release import (
+    PROTOS,
+    RELEASES,
+    WORKER_FLAGS,
+    dump,
+    keep_something,
+    load,
+    require_kept,
+    restored,
+)
 from tests.support.answers import until
 from tests.support.cluster import Cluster
+from tests.support.store_server import own_store
 
 KEPT = sorted(RELEASES.iterdir())
 BUF = Path(sys.executable).with_name("buf")
@@ -59,6 +70,8 @@ async def test_requests_of_its_store_go_on_and_its_results_are_read(
         for process in (*cluster.schedulers, *cluster.workers):
             process.start()
         await cluster.connect()
+        if release.name != "0.2.0":
+            await require_kept(cluster.ledger)
         for id, expected in outputs.items():
 
             async def is_over(id: str = id) -> bool:
@@ -68,6 +81,20 @@ async def test_requests_of_its_store_go_on_and_its_results_are_read(
             result = await cluster.ledger.result(id)
             assert result is not None
             assert [list(choice.output.token_ids) for choice in result.choices] == expected
+
+
+async def test_what_tenants_keep_is_in_what_is_kept_of_a_release(
+    redis_url: str, cell: str, tmp_path: Path
+) -> None:
+    ledger = await Ledger.connect(redis_url, cell=cell)
+    await keep_something(ledger)
+    commands = await dump(redis_url, cell)
+    await ledger.close()
+    with own_store(tmp_path) as empty:
+        await load(empty.url, commands)
+        again = await Ledger.connect(empty.url, cell=cell)
+        await require_kept(again)
+        await again.close()
 
 
 def test_its_archive_is_read_and_decided_again(release: Path) -> None:
