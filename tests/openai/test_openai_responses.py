@@ -3,11 +3,12 @@
 import hashlib
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from openai import AsyncOpenAI, BadRequestError, NotFoundError, OpenAI
+from openai import AsyncOpenAI, BadRequestError, ConflictError, NotFoundError, OpenAI
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
@@ -259,6 +260,37 @@ def test_what_is_deleted_or_not_stored_is_found_by_nobody(client: OpenAI) -> Non
         with pytest.raises(BadRequestError, match=named) as caught:
             client.responses.create(**GREEDY, input="?", previous_response_id=gone.id)
         assert caught.value.param == "previous_response_id"
+
+
+def test_the_same_key_is_the_same_response_though_what_was_before_it_is_gone(
+    client: OpenAI,
+) -> None:
+    first = client.responses.create(**GREEDY, input="Hello!", max_output_tokens=1)
+    said: Any = [
+        {"type": "item_reference", "id": first.output[0].id},
+        {"role": "user", "content": "And?"},
+    ]
+    whole: dict[str, Any] = {"input": "And?", "previous_response_id": first.id}
+    asks: list[Any] = [
+        partial(
+            client.responses.create,
+            **GREEDY,
+            max_output_tokens=2,
+            extra_headers={"Idempotency-Key": f"on-{n}"},
+            **asked,
+        )
+        for n, asked in enumerate((whole, {"input": said}))
+    ]
+    answers = [ask() for ask in asks]
+    client.responses.delete(first.id)
+    for ask, answer in zip(asks, answers, strict=True):
+        again = ask()
+        assert (again.id, again.output, again.usage) == (answer.id, answer.output, answer.usage)
+        # Another body, and another key.
+        with pytest.raises(ConflictError):
+            ask(temperature=0.5)
+        with pytest.raises(BadRequestError, match=r"names '(resp|msg)_"):
+            ask(extra_headers={"Idempotency-Key": "on-2"})
 
 
 def test_the_same_key_is_the_same_response(client: OpenAI) -> None:

@@ -21,7 +21,7 @@ from gateway.openai.listing import NUMBER, listed, page_of
 from gateway.openai.operation import GENERATES, LOOKS, READS, Api, Operation, parameter
 from gateway.openai.packing import packed
 from gateway.openai.responses.body import ResponseBody
-from gateway.openai.responses.conversation import before, fitted, own_turns
+from gateway.openai.responses.conversation import Before, before, fitted, own_turns
 from gateway.openai.responses.events import (
     EVENTS,
     Resumed,
@@ -61,8 +61,7 @@ async def create_response(api: Api, exchange: HttpExchange, body: ResponseBody) 
     """Submit it, and answer as it wants: at once, whole, or event by event."""
     service, tenant = api.generation_service, exchange.tenant
     with body.aliased():
-        earlier = await before(api, tenant, body, exchange.header(KEY_HEADER))
-        own = await own_turns(api, tenant, body)
+        earlier, own = await _said(api, tenant, body, exchange.header(KEY_HEADER))
         turns = [*earlier.turns, *own]
         asked = body.response_request(await fitted(api, tenant, body, turns), service.limits)
         note = note_of(body, turns, now_s(), service.card.defaults)
@@ -92,6 +91,23 @@ async def create_response(api: Api, exchange: HttpExchange, body: ResponseBody) 
             response = await stored.collected(generation)
             await _tell_conversation(stored, response)
             await exchange.send_json(200, response)
+
+
+async def _said(
+    api: Api, tenant: Tenant, body: ResponseBody, key: str
+) -> tuple[Before, Sequence[Message]]:
+    """What came before, and what is asked. What a response went on with may have left since it was
+    accepted, whose key comes again.
+    """
+    try:
+        return await before(api, tenant, body, key), await own_turns(api, tenant, body)
+    except InvalidRequest:
+        if not key or body.conversation_id is not None:
+            raise
+        with suppress(InvalidRequest, NotFound):
+            known = await StoredResponse.find(api, tenant, ID_PREFIX + key)
+            return Before(known.note.messages), ()
+        raise
 
 
 async def _named_before(api: Api, tenant: Tenant, public: str) -> StoredResponse:
