@@ -18,7 +18,7 @@ import httpx
 from kaiten.bench.outcomes import AskError, Ending, OnTokens
 from kaiten.bench.workload import Job
 from kaiten.client.connection import with_key
-from kaiten.tls import TLS, verifier
+from kaiten.tls import TLS, certificate_problem, verifier
 
 CONNECT_S: Final = 10.0
 PROBE: Final = Job(index=0, prompt=(7, 8, 9), output_tokens=1)
@@ -104,7 +104,8 @@ class OpenAITarget:
                 raise AskError("unavailable", f"{self._base_url} is not ready: {answer.text[:200]}")
             models = models_of(answer.json()) if answer.status_code == 200 else {}
         except httpx.HTTPError as error:
-            raise AskError("unavailable", f"{self._base_url}: {error or repr(error)}") from error
+            said = certificate_problem(str(error)) or str(error) or repr(error)
+            raise AskError("unavailable", f"{self._base_url}: {said}") from error
         except ValueError:
             models = {}
         self._model = self._model or next(iter(models), "default")

@@ -315,6 +315,13 @@ async def test_a_bench_whose_file_cannot_be_written_tells_its_figures(tmp_path: 
     assert '"kind": "run"' in kept.read_text()
 
 
+async def test_a_bench_says_who_speaks_no_tls() -> None:
+    async with ScriptedGateway() as gateway:
+        url = f"https://{gateway.address}"
+        code, said = await asyncio.to_thread(said_by, "bench", url, "--count", "1")
+    assert (code, "certificate is missing: it does not speak TLS on this port" in said) == (1, True)
+
+
 async def test_bench_sends_the_key_and_keeps_it_to_itself(tmp_path: Path) -> None:
     script = [accepted(), delta(0, "Hi"), finished(2), done(2)]
     kept = tmp_path / "kept.jsonl"
