@@ -240,8 +240,8 @@ class Meters:
         self._counts["prefix_cache_queries"] += over.num_prompt_tokens
         self._counts["prefix_cache_hits"] += over.num_cached_tokens
         inference_ns = over.prefill_ns + over.decode_ns
-        # Who never had a slot says nothing of how soon others free theirs.
-        if inference_ns:
+        # Who never had a slot, of no leader, says nothing of how soon others free theirs.
+        if inference_ns or over.num_output_tokens:
             each = over.num_output_tokens / len(over.outputs)
             weight = OUTPUT_WEIGHT if self.output_tokens else 1.0
             self.output_tokens += (each - self.output_tokens) * weight

@@ -6,6 +6,7 @@ connection there is.
 """
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
@@ -199,5 +200,7 @@ class Connection(H11Protocol):
         self.transport.write("\r\n".join([*lines, "", ""]).encode() + raw)
         # Cut off at once it would lose the answer if anything is still on its way here.
         if self.transport.can_write_eof():
-            self.transport.write_eof()
+            # Who has gone meanwhile has reset it.
+            with suppress(OSError):
+                self.transport.write_eof()
         self._ending = self.loop.call_later(FAREWELL_S, self.transport.abort)

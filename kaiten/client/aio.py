@@ -14,6 +14,7 @@ from kaiten.client.connection import (
     AT_ONCE,
     AT_ONCE_MAX,
     DEFAULT_ADDRESS,
+    LEAVING_S,
     OPTIONS,
     RESUME_S,
     UNARY_S,
@@ -249,8 +250,7 @@ class AsyncClient:
                 await generation.close()
                 # Under an id of ours nobody could come back to it.
                 if not options.get("request_id"):
-                    with suppress(ApiError):
-                        await self.cancel(generation.request_id)
+                    await self._take_back(generation.request_id)
                 raise
         return generation.request_id
 
@@ -307,10 +307,17 @@ class AsyncClient:
             self._inference, following, timeout_s, self._metadata, self._lifetime
         )
 
-    async def _call(self, method: Callable[..., Awaitable[Any]], request: Any) -> Any:
+    async def _take_back(self, request_id: str) -> None:
+        request = pb.CancelRequest(request_id=request_id)
+        with suppress(ApiError):
+            await self._call(self._inference.Cancel, request, timeout_s=LEAVING_S)
+
+    async def _call(
+        self, method: Callable[..., Awaitable[Any]], request: Any, *, timeout_s: float = UNARY_S
+    ) -> Any:
         self._lifetime.check_open()
         try:
-            return await method(request, timeout=UNARY_S, metadata=self._metadata)
+            return await method(request, timeout=timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
             raise from_rpc_error(error) from error
         except asyncio.CancelledError:

@@ -18,6 +18,8 @@ DEFAULT_ADDRESS: Final = "127.0.0.1:50051"
 # How long a lost gateway is looked for before UnavailableError.
 RESUME_S: Final = 30.0
 UNARY_S: Final = 10.0
+# Who leaves takes back what it asked for, and is kept no longer by a gateway that hangs.
+LEAVING_S: Final = 2.0
 # What gRPC cannot say it takes for over at once.
 TIMEOUT_S_MAX: Final = 10_000_000.0
 HEADER_NAME: Final = re.compile(r"[0-9a-z_.-]+")

@@ -24,6 +24,7 @@ from kaiten.client.calls import Calls
 from kaiten.client.connection import (
     AT_ONCE,
     DEFAULT_ADDRESS,
+    LEAVING_S,
     OPTIONS,
     RESUME_S,
     UNARY_S,
@@ -237,8 +238,7 @@ class Client:
                 generation.close()
                 # Under an id of ours nobody could come back to it.
                 if not options.get("request_id"):
-                    with suppress(ApiError):
-                        self.cancel(generation.request_id)
+                    self._take_back(generation.request_id)
                 raise
         return generation.request_id
 
@@ -291,9 +291,14 @@ class Client:
         self._lifetime.check_open()
         return Generation(self._inference, following, timeout_s, self._metadata, self._lifetime)
 
-    def _call(self, method: Callable[..., Any], request: Any) -> Any:
+    def _take_back(self, request_id: str) -> None:
+        request = pb.CancelRequest(request_id=request_id)
+        with suppress(ApiError):
+            self._call(self._inference.Cancel, request, timeout_s=LEAVING_S)
+
+    def _call(self, method: Callable[..., Any], request: Any, *, timeout_s: float = UNARY_S) -> Any:
         self._lifetime.check_open()
         try:
-            return method(request, timeout=UNARY_S, metadata=self._metadata)
+            return method(request, timeout=timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
             raise from_rpc_error(error) from error

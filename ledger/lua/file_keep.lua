@@ -22,7 +22,7 @@ end
 local state = first > 8 and redis.call('HGET', KEYS[8], 'status')
 if first > 8 and state ~= 'finalizing' and state ~= 'cancelling' then return {'OVER'} end
 local named = first > 8 and string.match(ARGV[2], '%a+$') .. '_file_id'
-if named and redis.call('HEXISTS', KEYS[8], named) == 1 then return {'LEFT'} end
+if named and redis.call('HGET', KEYS[8], named) then return {'LEFT'} end
 local now, counted = tonumber(redis.call('TIME')[1]), math.max(tonumber(ARGV[3]), tonumber(ARGV[9]))
 local kept = shelf_bytes(now)
 if kept + counted > tonumber(ARGV[7]) then return {'FULL', kept} end

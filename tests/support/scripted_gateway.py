@@ -94,8 +94,9 @@ class ScriptedGateway(
         async for event in self._play(request, context):
             yield pb.AttachResponse(event=event)
 
-    async def Cancel(self, request: Any, _context: Any) -> Any:
+    async def Cancel(self, request: Any, context: Any) -> Any:
         self.calls.append(request)
+        self.deadlines_s.append(context.time_remaining())
         return pb.CancelResponse(was_live=True)
 
     async def GetRequest(self, request: Any, _context: Any) -> Any:

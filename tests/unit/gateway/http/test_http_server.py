@@ -1,10 +1,12 @@
 """The HTTP listener's own details."""
 
 import asyncio
+import errno
 import json
 import os
 import resource
 import socket
+from asyncio import selector_events
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
@@ -444,3 +446,21 @@ def test_as_many_files_as_connections_need_are_taken(connections: int, is_enough
     assert hard == limits[1]
     assert soft == (FILES_BESIDE + connections if is_enough else hard)
     assert [each["event"] for each in logs] == ["files.few"] * (not is_enough)
+
+
+async def test_who_has_gone_before_the_refusal_is_no_fault(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Seen of garbage behind a request: its client had reset the connection, and it looked as if
+    the answer to the request had failed.
+    """
+
+    def reset(transport: Any) -> None:
+        transport.abort()
+        raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+
+    monkeypatch.setattr(selector_events._SelectorSocketTransport, "write_eof", reset)  # type: ignore[attr-defined]
+    async with listening(ConnectionLimits()) as port:
+        with suppress(ConnectionError):
+            await told(port, b"GET / HTTP/1.1\r\nHost: x\r\n\r\nno HTTP\r\n\r\n")
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from kaiten.client import AsyncClient, Client, Generation
+from kaiten.client import AsyncClient, Client, Generation, aio, sync
+from kaiten.client.connection import UNARY_S
 from kaiten.client.errors import InvalidRequestError, OverloadedError, UnavailableError
 from kaiten.client.following import Following
 from kaiten.client.results import Completion
@@ -17,6 +18,8 @@ from service_kit import errors
 from tests.support.scripted_gateway import ScriptedGateway, accepted, delta, done, finished
 
 WAIT_S = 60.0
+# Longer than any other call of one answer, to tell it apart.
+LEAVING_S = 6 * UNARY_S
 
 
 def whole(text: str) -> list[pb.GenerationEvent]:
@@ -159,9 +162,10 @@ async def test_a_request_that_goes_on_alone_sync() -> None:
 
 @pytest.mark.parametrize("own_id", ["", "r"])
 async def test_who_is_interrupted_while_it_submits_leaves_nothing_that_nobody_can_name(
-    own_id: str,
+    own_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Under an id of its own it may come back to it."""
+    """Under an id of its own it may come back to it. It is kept no longer than said for that."""
+    monkeypatch.setattr(aio, "LEAVING_S", LEAVING_S)
     standing = asyncio.Event()
     async with ScriptedGateway([standing]) as gateway, AsyncClient(gateway.address) as client:
         submitting = asyncio.create_task(client.submit("hi", request_id=own_id))
@@ -170,8 +174,9 @@ async def test_who_is_interrupted_while_it_submits_leaves_nothing_that_nobody_ca
         with pytest.raises(asyncio.CancelledError):
             await submitting
         submitted, *cancelled = gateway.calls
-    assert [each.request_id for each in cancelled] == [submitted.request_id] * (not own_id)
-    assert submitted.keep_running
+        assert [each.request_id for each in cancelled] == [submitted.request_id] * (not own_id)
+        assert submitted.keep_running
+        assert [(each or 0) > UNARY_S for each in gateway.deadlines_s[1:]] == [True] * (not own_id)
 
 
 @pytest.mark.parametrize("own_id", ["", "r"])
@@ -182,6 +187,7 @@ async def test_who_is_interrupted_while_it_submits_leaves_nothing_that_nobody_ca
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Generation, "until_accepted", interrupted)
+    monkeypatch.setattr(sync, "LEAVING_S", LEAVING_S)
 
     def submit(address: str) -> None:
         with Client(address) as client, pytest.raises(KeyboardInterrupt):
@@ -190,6 +196,7 @@ async def test_who_is_interrupted_while_it_submits_leaves_nothing_that_nobody_ca
     async with ScriptedGateway() as gateway:
         await asyncio.to_thread(submit, gateway.address)
         assert len(gateway.calls) == (not own_id)
+        assert [(each or 0) > UNARY_S for each in gateway.deadlines_s] == [True] * (not own_id)
     with HeldPort() as nobody:
         await asyncio.to_thread(submit, nobody.address)
 
