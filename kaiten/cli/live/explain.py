@@ -39,6 +39,8 @@ DEFAULT_TENANT: Final = "default"
 NOT_FOUND: Final = 1
 # Of the past: no worker of it is here.
 NOBODY: Final = LiveCore()
+# Of a watch: refused or away, or over before it has said anything.
+UNTOLD: Final = (grpc.RpcError, StopIteration)
 BAR: Final = 32
 MATES_SHOWN_MAX: Final = 8
 # Of more intervals, sums come first: the longest so many.
@@ -100,7 +102,7 @@ def _cell(
     core = LiveCore()
     ids = {each.worker_id for choice in response.choices for each in choice.intervals}
     if any(ids):
-        with channel_to(address, tls or False, OPTIONS) as channel, suppress(grpc.RpcError):
+        with channel_to(address, tls or False, OPTIONS) as channel, suppress(*UNTOLD):
             method, metadata = SchedulerServiceStub(channel).Watch, with_key((), api_key)
             core.take(next(method(WatchRequest(), timeout=LOOK_S, metadata=metadata)))
     return core

@@ -1,13 +1,23 @@
 """`kaiten explain`: what it prints of a timeline, and where else it says to look."""
 
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
 import grpc
 import pytest
 
 from kaiten.cli.complaint import complain
-from kaiten.cli.live.explain import hints, lines_of
+from kaiten.cli.live.explain import _cell, hints, lines_of
 from kaiten.client.errors import from_rpc_error
 from kaiten.v1.inference_service_pb2 import ExplainResponse
+from kaiten.v1.scheduler_service_pb2_grpc import (
+    SchedulerServiceServicer,
+    add_SchedulerServiceServicer_to_server,
+)
 from kaiten.v1.timeline_pb2 import ChoiceTimeline, TimelineInterval, TimelinePhase
+from kaiten.v1.watch_pb2 import WatchRequest, WatchResponse
+from service_kit import grpc_server
 from service_kit.errors import Unavailable
 from service_kit.grpc_errors import trailers_of
 
@@ -17,6 +27,27 @@ BROKEN = "connections to all backends failing"
 def explained(*phases: TimelinePhase) -> ExplainResponse:
     intervals = [TimelineInterval(phase=phase) for phase in phases]
     return ExplainResponse(choices=[ChoiceTimeline(), ChoiceTimeline(intervals=intervals)])
+
+
+class Leaving(SchedulerServiceServicer):
+    """Its watch is over before it has said anything."""
+
+    async def Watch(self, _request: WatchRequest, _context: Any) -> AsyncIterator[WatchResponse]:
+        for none in ():
+            yield none
+
+
+async def test_workers_have_no_names_where_nobody_tells_them() -> None:
+    interval = TimelineInterval(phase=TimelinePhase.TIMELINE_PHASE_DECODE, worker_id="w")
+    response = ExplainResponse(choices=[ChoiceTimeline(intervals=[interval])])
+    server = grpc_server.create_server()
+    add_SchedulerServiceServicer_to_server(Leaving(), server)
+    address = f"127.0.0.1:{grpc_server.bind(server, '127.0.0.1', 0)}"
+    await server.start()
+    try:
+        assert not (await asyncio.to_thread(_cell, address, None, None, response)).workers
+    finally:
+        await server.stop(0)
 
 
 def test_a_gateway_that_answered_is_not_asked_whether_it_is_there(
