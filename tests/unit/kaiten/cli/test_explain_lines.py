@@ -33,8 +33,9 @@ class Leaving(SchedulerServiceServicer):
     """Its watch is over before it has said anything."""
 
     async def Watch(self, _request: WatchRequest, _context: Any) -> AsyncIterator[WatchResponse]:
-        for none in ():
-            yield none
+        nothing: list[WatchResponse] = []
+        for response in nothing:
+            yield response
 
 
 async def test_workers_have_no_names_where_nobody_tells_them() -> None:
